@@ -1,0 +1,126 @@
+/* moe4 input and output: tensor files, and the MoE layers of a checkpoint.
+ *
+ *   moe4_tensors     the tensors of one file, or of a folder of shards: names, types, shapes, bytes
+ *   moe4_writer      writes one safetensors file; it appears under its name only when complete
+ *   moe4_checkpoint  a model: its MoE layers and what config.json says of them
+ *   moe4_layer_reader  one layer of a checkpoint: its config and its experts, one at a time
+ *
+ * Files are read with pread into bounded buffers, never mapped.  Every refusal names file, tensor and both values, in
+ * moe4_context_message.  Objects keep no pointer to the context they were made with; use each from one thread at a time. */
+#ifndef MOE4_IO_H
+#define MOE4_IO_H
+
+#include "moe4/moe4.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Tensor files --------------------------------------------------------------------------------------------------- */
+
+#define MOE4_TENSOR_MAX_RANK 8
+
+typedef struct moe4_tensor {
+    const char *name;
+    const char *dtype; /* the file's own word: "BF16", "U8", "F8_E8M0", ... */
+    int32_t rank;
+    int64_t shape[MOE4_TENSOR_MAX_RANK]; /* logical, outermost first */
+    int64_t n_bytes;
+    const char *file;  /* path of the file that holds it; NULL when describing one to write */
+    int64_t offset;    /* of its first byte in that file: any alignment */
+} moe4_tensor;
+
+typedef struct moe4_tensors moe4_tensors;
+
+/* Opens a .safetensors file, or a folder: the shards of model.safetensors.index.json, or without one every
+ * *.safetensors in it.  Reads headers only.
+ * MOE4_EIO: the system refused; MOE4_EFORMAT: a header breaks the format, a shard is missing or names clash. */
+MOE4_API moe4_status moe4_tensors_open(moe4_context *context, const char *path, moe4_tensors **tensors);
+MOE4_API void moe4_tensors_close(moe4_tensors *tensors);
+
+/* Tensors in file order.  Descriptions live as long as the object. */
+MOE4_API int64_t moe4_tensors_count(const moe4_tensors *tensors);
+MOE4_API const moe4_tensor *moe4_tensors_get(const moe4_tensors *tensors, int64_t index);
+/* NULL if there is none of that name.  Constant time. */
+MOE4_API const moe4_tensor *moe4_tensors_find(const moe4_tensors *tensors, const char *name);
+
+/* Reads bytes first .. first+n_bytes-1 of a tensor into buffer.  MOE4_EIO when the file has shrunk. */
+MOE4_API moe4_status moe4_tensors_read(moe4_context *context, const moe4_tensors *tensors, const moe4_tensor *tensor,
+                                       int64_t first, int64_t n_bytes, void *buffer);
+
+/* A string from the header's __metadata__ (of the first file that has the key); NULL if absent. */
+MOE4_API const char *moe4_tensors_metadata(const moe4_tensors *tensors, const char *key);
+
+typedef struct moe4_writer moe4_writer;
+
+/* Starts a safetensors file at path with these tensors (file, offset and n_bytes are ignored) and string metadata
+ * pairs key, value, ..., NULL (NULL = none).  Data is written to a temporary file beside path. */
+MOE4_API moe4_status moe4_writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors,
+                                        int32_t n_tensors, const char *const *metadata, moe4_writer **writer);
+/* Writes bytes first .. first+n_bytes-1 of tensor `index`; any order, each byte once. */
+MOE4_API moe4_status moe4_writer_write(moe4_context *context, moe4_writer *writer, int32_t index, int64_t first,
+                                       int64_t n_bytes, const void *data);
+/* Checks that all is written, flushes and renames over path, and frees the writer, also on failure. */
+MOE4_API moe4_status moe4_writer_commit(moe4_context *context, moe4_writer *writer);
+/* Gives up: removes the temporary file and frees the writer.  NULL is fine. */
+MOE4_API void moe4_writer_discard(moe4_writer *writer);
+
+/* ---- Checkpoints ------------------------------------------------------------------------------------------------------ */
+
+typedef struct moe4_checkpoint moe4_checkpoint;
+
+/* Opens a checkpoint: a folder with config.json and *.safetensors.  Recognises the family and lists its MoE layers;
+ * reads headers and config only. */
+MOE4_API moe4_status moe4_checkpoint_open(moe4_context *context, const char *path, moe4_checkpoint **checkpoint);
+MOE4_API void moe4_checkpoint_close(moe4_checkpoint *checkpoint);
+
+typedef struct moe4_checkpoint_info {
+    size_t size;
+    const char *family;     /* "gpt-oss" */
+    const char *layout;     /* "gpt-oss released" */
+    int32_t n_model_layers; /* as the config says */
+    int32_t n_moe_layers;   /* that are here and can be read */
+} moe4_checkpoint_info;
+#define MOE4_CHECKPOINT_INFO_INIT {sizeof(moe4_checkpoint_info), 0, 0, 0, 0}
+MOE4_API moe4_status moe4_checkpoint_describe(const moe4_checkpoint *checkpoint, moe4_checkpoint_info *info);
+
+/* Model layer number of the index-th MoE layer, ascending; -1 past the end. */
+MOE4_API int32_t moe4_checkpoint_layer_number(const moe4_checkpoint *checkpoint, int32_t index);
+
+/* All tensors of the checkpoint. */
+MOE4_API const moe4_tensors *moe4_checkpoint_tensors(const moe4_checkpoint *checkpoint);
+
+typedef struct moe4_layer_reader moe4_layer_reader;
+
+typedef struct moe4_reader_options {
+    size_t size;
+    int32_t first_expert; /* the local range; */
+    int32_t n_experts;    /* 0 = all from first_expert */
+    /* Called after each expert; returning non-zero cancels with MOE4_EIO.  NULL = not wanted. */
+    int (*progress)(void *user, int64_t bytes_done, int64_t bytes_total);
+    void *user;
+} moe4_reader_options;
+#define MOE4_READER_OPTIONS_INIT {sizeof(moe4_reader_options), 0, 0, 0, 0}
+
+/* Prepares to read model layer `layer_number`: checks every tensor of it against the config and reads the router.
+ * Holds buffers for one expert.  options may be NULL.  The checkpoint must outlive the reader. */
+MOE4_API moe4_status moe4_layer_reader_open(moe4_context *context, const moe4_checkpoint *checkpoint,
+                                            int32_t layer_number, const moe4_reader_options *options,
+                                            moe4_layer_reader **reader);
+MOE4_API void moe4_layer_reader_close(moe4_layer_reader *reader);
+
+/* The layer's config; its pointers live as long as the reader. */
+MOE4_API const moe4_layer_config *moe4_layer_reader_config(const moe4_layer_reader *reader);
+
+/* Reads one local expert, in any order and any number of times; the pointers are valid until the next read. */
+MOE4_API moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
+                                            moe4_expert *expert);
+
+/* All of the above at once: reads model layer `layer_number` and prepares it.  Extra memory: one expert. */
+MOE4_API moe4_status moe4_checkpoint_load(moe4_context *context, const moe4_checkpoint *checkpoint,
+                                          int32_t layer_number, const moe4_reader_options *options, moe4_layer **layer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
