@@ -12,4 +12,11 @@ if(MOE4_SANITIZE)
     target_compile_options(moe4_flags INTERFACE
         -fsanitize=${MOE4_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
     add_link_options(-fsanitize=${MOE4_SANITIZE})
+else()
+    add_link_options(-Wl,-z,defs) # libmoe4 names everything it needs; a sanitizer's runtime comes with the program
+endif()
+
+# A build without a type would not be optimised.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
 endif()
