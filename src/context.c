@@ -24,14 +24,15 @@ const char *moe4_context_message(const moe4_context *context)
 
 const char *moe4_status_name(moe4_status status)
 {
-    static const char *const names[] = {"ok",          "invalid argument", "out of memory", "not supported",
-                                        "input/output error", "format error",     "device error"};
+    static const char *const names[] = {
+        "ok",           "invalid argument", "out of memory", "not supported", "input/output error",
+        "format error", "device error"};
     return (unsigned)status < sizeof names / sizeof *names ? names[status] : "unknown status";
 }
 
 const char *moe4_version(void)
 {
-#define TEXT(x) #x
+#define TEXT(x)                      #x
 #define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
     return VERSION(MOE4_VERSION_MAJOR, MOE4_VERSION_MINOR, MOE4_VERSION_PATCH);
 }

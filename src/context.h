@@ -5,11 +5,13 @@
 #include "base/memory.h"
 #include "moe4/moe4.h"
 
-struct pool; /* cpu/pool.h */
+struct backend; /* backend.h */
+struct pool;    /* cpu/pool.h */
 
 struct moe4_context {
     moe4_allocator allocator;
     moe4_status status; /* of its creation: a half-built context refuses everything */
+    const struct backend *backend;
     moe4_isa isa;
     struct pool *pool;
     char device_name[64];

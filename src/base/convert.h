@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "moe4/moe4.h"
+
 static inline uint32_t f32_bits(float x)
 {
     uint32_t bits;
@@ -53,6 +55,19 @@ static inline uint16_t f16_from_f32(float x)
     kept += rest > half || (rest == half && kept & 1);
     if (exponent < 113) return (uint16_t)(sign | kept);
     return (uint16_t)(sign | (((exponent - 112) << 10) + kept - 0x400u));
+}
+
+/* Element `index` of an array of F32, F16 or BF16 that may begin at any byte. */
+static inline float load_f32(const void *array, moe4_dtype dtype, int64_t index)
+{
+    uint16_t half;
+    float value;
+    if (dtype == MOE4_DTYPE_F32) {
+        memcpy(&value, (const char *)array + index * 4, 4);
+        return value;
+    }
+    memcpy(&half, (const char *)array + index * 2, 2);
+    return dtype == MOE4_DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
 #endif

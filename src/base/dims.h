@@ -9,9 +9,9 @@
 #define MOE4_BASE_DIMS_H
 
 enum {
-    BLOCK_SIZE = 32,      /* elements that share one E8M0 scale, along K */
-    BLOCK_BYTES = 16,     /* their codes */
-    MAX_EXPERTS = 32767,  /* routing replay stores ids as int16 */
+    BLOCK_SIZE = 32,     /* elements that share one E8M0 scale, along K */
+    BLOCK_BYTES = 16,    /* their codes */
+    MAX_EXPERTS = 32767, /* routing replay stores ids as int16 */
     MAX_TOP_K = 128
 };
 

@@ -1,0 +1,352 @@
+/* The public functions: validate everything, then one call through the backend. */
+#include "moe4/moe4.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend.h"
+#include "base/dims.h"
+#include "context.h"
+#include "layer.h"
+#include "supports.h"
+
+/* Evaluates to the status and returns when it is not MOE4_OK. */
+#define TRY(expression)                                                                                                \
+    do {                                                                                                               \
+        moe4_status try_status = (expression);                                                                         \
+        if (try_status) return try_status;                                                                             \
+    } while (0)
+
+/* ---- Context
+ * --------------------------------------------------------------------------------------------------------- */
+
+static moe4_status open_context(struct moe4_context *context, const moe4_context_config *config)
+{
+    if (config->device == MOE4_DEVICE_CUDA)
+        return context_fail(context, MOE4_EUNSUPPORTED, "device is cuda, but this build has no CUDA backend");
+    if (config->device != MOE4_DEVICE_CPU)
+        return context_fail(context, MOE4_EINVAL, "device is %d, expected cpu (%d)", config->device, MOE4_DEVICE_CPU);
+    if (config->device_index != 0)
+        return context_fail(context, MOE4_EINVAL, "device_index is %d, expected 0 on the cpu", config->device_index);
+    context->backend = &backend_cpu;
+    return context->backend->open(context, config);
+}
+
+static moe4_allocator choose_allocator(const moe4_context_config *config)
+{
+    return config && config->allocator ? *config->allocator : memory_default_allocator();
+}
+
+moe4_status moe4_context_create(const moe4_context_config *given, moe4_context **result)
+{
+    if (!result) return MOE4_EINVAL;
+    static const moe4_context_config defaults = MOE4_CONTEXT_CONFIG_INIT;
+    moe4_allocator allocator = choose_allocator(given);
+    moe4_context *context = memory_allocate_zeroed(&allocator, sizeof *context);
+    *result = context;
+    if (!context) return MOE4_ENOMEM;
+    context->allocator = allocator;
+
+    moe4_context_config config;
+    context->status = adopt_struct(context, "config", given ? given : &defaults, &config, sizeof config);
+    if (!context->status) context->status = open_context(context, &config);
+    return context->status;
+}
+
+void moe4_context_destroy(moe4_context *context)
+{
+    if (!context) return;
+    moe4_allocator allocator = context->allocator;
+    if (context->backend) context->backend->close(context);
+    memory_release(&allocator, context, sizeof *context);
+}
+
+moe4_status moe4_context_describe(moe4_context *context, moe4_context_info *info)
+{
+    if (!context || !info) return MOE4_EINVAL;
+    if (info->size != sizeof *info)
+        return context_fail(context, MOE4_EINVAL, "info.size is %zu, expected %zu", info->size, sizeof *info);
+    context->backend->describe_context(context, info);
+    return MOE4_OK;
+}
+
+/* ---- Layer
+ * ------------------------------------------------------------------------------------------------------------ */
+
+moe4_status moe4_layer_create_from(moe4_context *context, const moe4_layer_config *given,
+                                   const moe4_expert_source *source, moe4_layer **result)
+{
+    if (result) *result = NULL;
+    if (!context) return MOE4_EINVAL;
+    if (context->status) return context->status;
+    if (!result || !source || !source->read)
+        return context_fail(context, MOE4_EINVAL, "%s is NULL", !result ? "layer" : !source ? "source" : "source.read");
+    moe4_layer_config config;
+    TRY(adopt_struct(context, "config", given, &config, sizeof config));
+    moe4_query query = MOE4_QUERY_INIT;
+    query.config = &config;
+    TRY(supports_query(context, &query));
+
+    moe4_layer *layer;
+    TRY(layer_create(context, &config, &layer));
+    moe4_status status = context->backend->prepare(context, layer, source);
+    if (status)
+        layer_destroy(layer);
+    else
+        *result = layer;
+    return status;
+}
+
+struct expert_array {
+    const moe4_expert *experts;
+};
+
+static moe4_status read_array(void *user, int32_t local_expert, moe4_expert *expert)
+{
+    const struct expert_array *array = user;
+    *expert = array->experts[local_expert];
+    return MOE4_OK;
+}
+
+moe4_status moe4_layer_create(moe4_context *context, const moe4_layer_config *config, const moe4_expert *experts,
+                              moe4_layer **layer)
+{
+    if (layer) *layer = NULL;
+    if (!context) return MOE4_EINVAL;
+    if (context->status) return context->status;
+    if (!experts) return context_fail(context, MOE4_EINVAL, "experts is NULL");
+    struct expert_array array = {experts};
+    moe4_expert_source source = {read_array, &array};
+    return moe4_layer_create_from(context, config, &source, layer);
+}
+
+void moe4_layer_destroy(moe4_layer *layer)
+{
+    layer_destroy(layer);
+}
+
+moe4_status moe4_layer_describe(const moe4_layer *layer, moe4_layer_info *info)
+{
+    if (!layer || !info || info->size != sizeof *info) return MOE4_EINVAL;
+    *info = (moe4_layer_info){.size = sizeof *info,
+                              .hidden_size = layer->H,
+                              .intermediate_size = layer->I,
+                              .output_size = layer->output_size,
+                              .n_experts = layer->E,
+                              .first_expert = layer->first_expert,
+                              .n_local_experts = layer->L,
+                              .top_k = layer->router.top_k};
+    layer->backend->describe_layer(layer, info);
+    return MOE4_OK;
+}
+
+/* ---- Forward
+ * ------------------------------------------------------------------------------------------------------------ */
+
+moe4_status moe4_workspace_bytes(moe4_context *context, const moe4_layer *layer, moe4_compute compute, int64_t n_tokens,
+                                 int32_t top_k, size_t *bytes)
+{
+    if (!context) return MOE4_EINVAL;
+    if (context->status) return context->status;
+    if (!layer || !bytes) return context_fail(context, MOE4_EINVAL, "%s is NULL", layer ? "bytes" : "layer");
+    moe4_query query = MOE4_QUERY_INIT;
+    query.compute = compute;
+    query.n_tokens = n_tokens;
+    TRY(supports_call(context, &query));
+    int32_t A = top_k ? top_k : layer->router.top_k;
+    if (A < 1 || A > layer->E || A > MAX_TOP_K)
+        return context_fail(context, MOE4_EINVAL, "top_k is %d, expected 1 to %d", A,
+                            layer->E < MAX_TOP_K ? layer->E : MAX_TOP_K);
+    return context->backend->workspace_bytes(context, layer, n_tokens, A, bytes);
+}
+
+/* A stride in elements: 0 stands for `columns`, less is refused. */
+static moe4_status resolve_stride(moe4_context *context, const char *name, int64_t columns, int64_t *ld)
+{
+    if (*ld == 0) *ld = columns;
+    if (*ld < columns)
+        return context_fail(context, MOE4_EINVAL, "%s is %lld, expected at least %lld", name, (long long)*ld,
+                            (long long)columns);
+    return MOE4_OK;
+}
+
+/* T from the host, or from the device where that is the host too. */
+static moe4_status read_token_count(moe4_context *context, const moe4_batch *batch, int64_t *n_tokens)
+{
+    *n_tokens = batch->n_tokens;
+    if (batch->n_tokens < 0)
+        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)batch->n_tokens);
+    if (!batch->n_tokens_device) return MOE4_OK;
+    if (*batch->n_tokens_device < 0 || *batch->n_tokens_device > batch->n_tokens)
+        return context_fail(context, MOE4_EINVAL, "*n_tokens_device is %d, expected 0 to n_tokens %lld",
+                            *batch->n_tokens_device, (long long)batch->n_tokens);
+    *n_tokens = *batch->n_tokens_device;
+    return MOE4_OK;
+}
+
+static moe4_status check_batch(moe4_context *context, const moe4_layer *layer, moe4_batch *batch)
+{
+    if (!batch->x) return context_fail(context, MOE4_EINVAL, "x is NULL");
+    TRY(resolve_stride(context, "ldx", layer->H, &batch->ldx));
+    if (batch->stream) return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
+    if (!batch->router_x) {
+        batch->router_x = batch->x;
+        batch->router_x_dtype = batch->x_dtype;
+        batch->ldrouter_x = batch->ldx;
+    }
+    return MOE4_OK;
+}
+
+static moe4_status check_workspace(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                   int32_t top_k)
+{
+    size_t needed;
+    TRY(context->backend->workspace_bytes(context, layer, batch->n_tokens, top_k, &needed));
+    if (!batch->workspace || batch->workspace_bytes < needed)
+        return context_fail(context, MOE4_EINVAL, "workspace has %zu bytes, expected at least %zu",
+                            batch->workspace ? batch->workspace_bytes : 0, needed);
+    if ((uintptr_t)batch->workspace % 256)
+        return context_fail(context, MOE4_EINVAL, "workspace begins at a multiple of %d bytes, expected 256",
+                            1 << __builtin_ctzll((uintptr_t)batch->workspace));
+    return MOE4_OK;
+}
+
+static moe4_status check_result(moe4_context *context, const moe4_layer *layer, int64_t n_tokens, moe4_result *result)
+{
+    if (!result->y && !result->gemm2_rows)
+        return context_fail(context, MOE4_EINVAL, "y is NULL, and so is gemm2_rows: nothing is asked for");
+    TRY(resolve_stride(context, "ldy", layer->output_size, &result->ldy));
+    if (result->replay && result->replay_rows < n_tokens)
+        return context_fail(context, MOE4_EINVAL, "replay_rows is %lld, expected at least the %lld tokens",
+                            (long long)result->replay_rows, (long long)n_tokens);
+    return MOE4_OK;
+}
+
+static moe4_status check_logits(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                moe4_logits *logits)
+{
+    if (logits->logits) return resolve_stride(context, "logits.ld", layer->E, &logits->ld);
+    if (!layer->router_size)
+        return context_fail(context, MOE4_EINVAL, "logits are NULL, but the layer has no router of its own");
+    if (batch->router_x == batch->x && layer->router_size != layer->H)
+        return context_fail(context, MOE4_EINVAL,
+                            "router_x is NULL, but the router sees %lld columns and x has hidden_size %lld",
+                            (long long)layer->router_size, (long long)layer->H);
+    if (batch->router_x == batch->x) return MOE4_OK;
+    return batch->ldrouter_x >= layer->router_size
+               ? MOE4_OK
+               : context_fail(context, MOE4_EINVAL, "ldrouter_x is %lld, expected at least %lld",
+                              (long long)batch->ldrouter_x, (long long)layer->router_size);
+}
+
+static moe4_status check_topk(moe4_context *context, const moe4_layer *layer, const moe4_result *result,
+                              moe4_topk *topk)
+{
+    int32_t largest = layer->E < MAX_TOP_K ? layer->E : MAX_TOP_K;
+    if (topk->top_k < 1 || topk->top_k > largest)
+        return context_fail(context, MOE4_EINVAL, "topk.top_k is %d, expected 1 to %d", topk->top_k, largest);
+    if (!topk->ids) return context_fail(context, MOE4_EINVAL, "topk.ids is NULL");
+    TRY(resolve_stride(context, "topk.ld_ids", topk->top_k, &topk->ld_ids));
+    if (result->logits || result->replay)
+        return context_fail(context, MOE4_EINVAL, "result.%s is asked for, but a call with given ids has no router",
+                            result->logits ? "logits" : "replay");
+    if (topk->format == MOE4_TOPK_PACKED) {
+        if (topk->weights)
+            return context_fail(context, MOE4_EINVAL, "topk.weights is given beside packed ids, which hold them");
+        return MOE4_OK;
+    }
+    if (!topk->weights) return context_fail(context, MOE4_EINVAL, "topk.weights is NULL");
+    return resolve_stride(context, "topk.ld_weights", topk->top_k, &topk->ld_weights);
+}
+
+/* The words of a call, for the same refusals that moe4_supports foresees. */
+static moe4_query query_of(const moe4_batch *batch, const moe4_logits *logits, const moe4_topk *topk,
+                           const moe4_result *result)
+{
+    moe4_query query = MOE4_QUERY_INIT;
+    query.compute = batch->compute;
+    query.x_dtype = batch->x_dtype;
+    query.y_dtype = result->y_dtype;
+    query.write = result->write;
+    query.n_tokens = batch->n_tokens;
+    if (logits) query.logits_dtype = logits->logits ? logits->dtype : MOE4_DTYPE_NONE;
+    if (!topk) return query;
+    query.topk_format = topk->format;
+    query.weights_dtype = topk->format == MOE4_TOPK_PACKED ? MOE4_DTYPE_BF16 : topk->weights_dtype;
+    query.weight_use = topk->weight_use;
+    query.top_k = topk->top_k;
+    return query;
+}
+
+/* Both forms of a call once their structs are adopted; exactly one of logits and topk is not NULL. */
+static moe4_status forward(moe4_context *context, const moe4_layer *layer, moe4_batch *batch, moe4_logits *logits,
+                           moe4_topk *topk, moe4_result *result)
+{
+    struct forward_call call = {batch, NULL, topk, result, 0, topk ? topk->top_k : layer->router.top_k};
+    moe4_query query = query_of(batch, logits, topk, result);
+    TRY(supports_call(context, &query));
+    TRY(read_token_count(context, batch, &call.n_tokens));
+    if (call.n_tokens == 0) return MOE4_OK;
+    TRY(check_batch(context, layer, batch));
+    TRY(check_result(context, layer, call.n_tokens, result));
+    if (topk) {
+        TRY(check_topk(context, layer, result, topk));
+    } else {
+        TRY(check_logits(context, layer, batch, logits));
+        TRY(route_check_tokens(context, &layer->router, batch->token_ids, call.n_tokens));
+        if (logits->logits) call.logits = logits;
+    }
+    TRY(check_workspace(context, layer, batch, call.top_k));
+    return context->backend->forward(context, layer, &call);
+}
+
+static moe4_status check_handles(moe4_context *context, const moe4_layer *layer)
+{
+    if (!context) return MOE4_EINVAL;
+    if (context->status) return context->status;
+    if (!layer) return context_fail(context, MOE4_EINVAL, "layer is NULL");
+    return MOE4_OK;
+}
+
+moe4_status moe4_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *given_batch,
+                                const moe4_logits *given_logits, const moe4_result *given_result)
+{
+    moe4_batch batch;
+    moe4_logits logits = MOE4_LOGITS_INIT;
+    moe4_result result;
+    TRY(check_handles(context, layer));
+    TRY(adopt_struct(context, "batch", given_batch, &batch, sizeof batch));
+    TRY(adopt_struct(context, "result", given_result, &result, sizeof result));
+    if (given_logits) {
+        TRY(adopt_struct(context, "logits", given_logits, &logits, sizeof logits));
+        if (!logits.logits && batch.n_tokens) return context_fail(context, MOE4_EINVAL, "logits.logits is NULL");
+    }
+    if (!layer->router.method)
+        return context_fail(context, MOE4_EINVAL, "the layer has no routing method: bring ids and weights");
+    return forward(context, layer, &batch, &logits, NULL, &result);
+}
+
+moe4_status moe4_forward_experts(moe4_context *context, const moe4_layer *layer, const moe4_batch *given_batch,
+                                 const moe4_topk *given_topk, const moe4_result *given_result)
+{
+    moe4_batch batch;
+    moe4_topk topk;
+    moe4_result result;
+    TRY(check_handles(context, layer));
+    TRY(adopt_struct(context, "batch", given_batch, &batch, sizeof batch));
+    TRY(adopt_struct(context, "topk", given_topk, &topk, sizeof topk));
+    TRY(adopt_struct(context, "result", given_result, &result, sizeof result));
+    return forward(context, layer, &batch, NULL, &topk, &result);
+}
+
+/* ---- Support
+ * ------------------------------------------------------------------------------------------------------------- */
+
+moe4_status moe4_supports(moe4_context *context, const moe4_query *given)
+{
+    if (!context) return MOE4_EINVAL;
+    if (context->status) return context->status;
+    moe4_query query;
+    TRY(adopt_struct(context, "query", given, &query, sizeof query));
+    return supports_query(context, &query);
+}

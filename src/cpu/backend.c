@@ -1,0 +1,98 @@
+/* The CPU behind the seam. */
+#include "backend.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "cpu/forward.h"
+#include "cpu/isa.h"
+#include "cpu/pool.h"
+#include "cpu/prepared.h"
+
+static moe4_status open_pool(struct moe4_context *context, const moe4_context_config *config)
+{
+    const moe4_thread_pool *threads = config->pool;
+    if (config->n_threads < 0 || config->n_threads > 1024)
+        return context_fail(context, MOE4_EINVAL, "n_threads is %d, expected 0 to 1024", config->n_threads);
+    if (threads && (threads->width < 1 || !threads->run || config->n_threads))
+        return context_fail(context, MOE4_EINVAL,
+                            "pool has width %d, run %s, beside n_threads %d; expected 1 or more, set, 0",
+                            threads->width, threads->run ? "set" : "NULL", config->n_threads);
+    context->pool =
+        threads ? pool_borrow(&context->allocator, threads) : pool_create(&context->allocator, config->n_threads);
+    if (!context->pool)
+        return context_fail(context, MOE4_ENOMEM, "out of memory or threads: a pool of %d threads", config->n_threads);
+    return MOE4_OK;
+}
+
+static moe4_status cpu_open(struct moe4_context *context, const moe4_context_config *config)
+{
+    struct cpu_features features = isa_read_features();
+    moe4_isa best = isa_best(&features);
+    const char *name = isa_name(config->isa);
+    if (!name) return context_fail(context, MOE4_EINVAL, "isa is %d, which is no level", config->isa);
+    if (config->isa > best)
+        return context_fail(context, MOE4_EUNSUPPORTED, "isa is %s, but this CPU offers %s", name, isa_name(best));
+    context->isa = config->isa == MOE4_ISA_AUTO ? best : config->isa;
+    isa_cpu_name(context->device_name, sizeof context->device_name);
+    return open_pool(context, config);
+}
+
+static void cpu_close(struct moe4_context *context)
+{
+    pool_destroy(context->pool);
+}
+
+static void cpu_describe_context(const struct moe4_context *context, moe4_context_info *info)
+{
+    info->device = MOE4_DEVICE_CPU;
+    info->isa = context->isa;
+    info->isa_name = isa_name(context->isa);
+    info->n_threads = pool_width(context->pool);
+    info->device_name = context->device_name;
+}
+
+static moe4_status cpu_supports(struct moe4_context *context, const moe4_query *query)
+{
+    if (query->compute != MOE4_COMPUTE_BF16)
+        return context_fail(context, MOE4_EUNSUPPORTED, "compute is %s, but the CPU backend has only bf16",
+                            query->compute == MOE4_COMPUTE_MXFP8 ? "mxfp8" : "fp8");
+    return MOE4_OK;
+}
+
+static int64_t matrix_weight_bytes(int64_t rows, int64_t K)
+{
+    return rows * (K / 2 + K / BLOCK_SIZE);
+}
+
+static void cpu_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
+{
+    const struct prepared *prepared = layer->prepared;
+    const struct packed_matrix *gate_up = &prepared->gate_up, *down = &prepared->down;
+    int64_t gates = activation_has_gate(layer->activation) ? 2 : 1;
+    info->kernel = prepared->kernel->name;
+    info->order = prepared->kernel->order;
+    info->weight_bytes =
+        layer->L * (matrix_weight_bytes(gates * layer->I, layer->H) + matrix_weight_bytes(layer->H, layer->I));
+    info->packed_bytes = layer->L * (gate_up->n_panels * gate_up->panel_bytes + down->n_panels * down->panel_bytes);
+    info->n_exact_experts = prepared->n_exact;
+}
+
+static moe4_status cpu_workspace_bytes(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
+                                       int32_t top_k, size_t *bytes)
+{
+    struct workspace_plan plan;
+    moe4_status status = forward_plan(context, layer, n_tokens, top_k, &plan);
+    if (!status) *bytes = plan.total;
+    return status;
+}
+
+const struct backend backend_cpu = {.open = cpu_open,
+                                    .close = cpu_close,
+                                    .describe_context = cpu_describe_context,
+                                    .supports = cpu_supports,
+                                    .prepare = prepared_create,
+                                    .release = prepared_destroy,
+                                    .describe_layer = cpu_describe_layer,
+                                    .workspace_bytes = cpu_workspace_bytes,
+                                    .forward = forward_run};

@@ -1,0 +1,155 @@
+#include "cpu/forward.h"
+
+#include <stdatomic.h>
+
+#include "base/checked.h"
+#include "base/dims.h"
+#include "context.h"
+#include "cpu/fpenv.h"
+#include "cpu/pool.h"
+
+/* ---- Workspace
+ * ------------------------------------------------------------------------------------------------------- */
+
+/* Appends count * item_bytes at a cache line to the plan; its offset, or SIZE_MAX once anything has wrapped. */
+static size_t reserve(struct workspace_plan *plan, int64_t count, size_t item_bytes)
+{
+    size_t offset = plan->total, bytes;
+    if (!size_multiply((size_t)count, item_bytes, &bytes) || !size_add(bytes, 63, &bytes) ||
+        !size_add(offset, bytes / 64 * 64, &plan->total))
+        plan->total = SIZE_MAX;
+    return offset;
+}
+
+moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens, int32_t top_k,
+                         struct workspace_plan *plan)
+{
+    const struct prepared *prepared = layer->prepared;
+    int64_t slots, largest_chunk = prepared->chunk_rows / top_k > 0 ? prepared->chunk_rows / top_k : 1;
+    if (n_tokens > INT32_MAX || !i64_multiply(n_tokens, top_k, &slots))
+        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)n_tokens,
+                            INT32_MAX);
+    *plan = (struct workspace_plan){.chunk_tokens = n_tokens < largest_chunk ? n_tokens : largest_chunk};
+    plan->chunk_rows = plan->chunk_tokens * top_k;
+    plan->max_active = layer->L < plan->chunk_rows ? layer->L : plan->chunk_rows;
+    plan->max_tiles = plan->max_active + plan->chunk_rows / TILE_TOKENS;
+
+    plan->ids = reserve(plan, slots, sizeof(int32_t));
+    plan->weights = reserve(plan, slots, sizeof(float));
+    plan->total_counts = reserve(plan, layer->L, sizeof(int64_t));
+    plan->counts = reserve(plan, layer->L, sizeof(int32_t));
+    plan->row_of_slot = reserve(plan, plan->chunk_rows, sizeof(int32_t));
+    plan->slot_of_row = reserve(plan, plan->chunk_rows, sizeof(int32_t));
+    plan->active = reserve(plan, plan->max_active, sizeof(struct active_expert));
+    plan->tiles = reserve(plan, plan->max_tiles, sizeof(struct tile));
+    plan->x = reserve(plan, plan->chunk_rows, (size_t)layer->H * sizeof(uint16_t));
+    plan->intermediate = reserve(plan, plan->chunk_rows, (size_t)layer->I * sizeof(uint16_t));
+    plan->z = reserve(plan, plan->chunk_rows, (size_t)layer->output_size * sizeof(uint16_t));
+    plan->scratch_bytes = route_stage_scratch_bytes(layer);
+    plan->scratch = reserve(plan, pool_width(context->pool), plan->scratch_bytes);
+    if (plan->total == SIZE_MAX)
+        return context_fail(context, MOE4_EINVAL, "the workspace of %lld tokens does not fit the address space",
+                            (long long)n_tokens);
+    return MOE4_OK;
+}
+
+static void place(struct forward *f, char *workspace)
+{
+    const struct workspace_plan *plan = &f->plan;
+    f->ids = (int32_t *)(workspace + plan->ids);
+    f->weights = (float *)(workspace + plan->weights);
+    f->total_counts = (int64_t *)(workspace + plan->total_counts);
+    f->counts = (int32_t *)(workspace + plan->counts);
+    f->row_of_slot = (int32_t *)(workspace + plan->row_of_slot);
+    f->slot_of_row = (int32_t *)(workspace + plan->slot_of_row);
+    f->active = (struct active_expert *)(workspace + plan->active);
+    f->tiles = (struct tile *)(workspace + plan->tiles);
+    f->x = (uint16_t *)(workspace + plan->x);
+    f->intermediate = (uint16_t *)(workspace + plan->intermediate);
+    f->z = (uint16_t *)(workspace + plan->z);
+    f->scratch = workspace + plan->scratch;
+}
+
+/* ---- Stages
+ * ------------------------------------------------------------------------------------------------------------ */
+
+struct stage {
+    struct forward *f;
+    stage_fn *run;
+    int64_t n_items, max_claim;
+    int32_t width;
+    _Atomic int64_t next;
+};
+
+/* Claims a run of items: long while much is left, so that weights are streamed, one at a time near the end, so that all
+ * threads finish together. */
+static int stage_claim(struct stage *stage, int64_t *first, int64_t *last)
+{
+    int64_t next = atomic_load_explicit(&stage->next, memory_order_relaxed), claim;
+    do {
+        int64_t left = stage->n_items - next;
+        if (left <= 0) return 0;
+        claim = left / (4 * stage->width);
+        if (claim > stage->max_claim) claim = stage->max_claim;
+        if (claim < 1) claim = 1;
+    } while (!atomic_compare_exchange_weak_explicit(&stage->next, &next, next + claim, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    *first = next;
+    *last = next + claim;
+    return 1;
+}
+
+static void stage_worker(void *argument, int32_t worker)
+{
+    struct stage *stage = argument;
+    int64_t first, last;
+    while (stage_claim(stage, &first, &last)) stage->run(stage->f, first, last, worker);
+}
+
+void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_claim)
+{
+    struct stage stage = {f, run, n_items, max_claim, pool_width(f->context->pool), 0};
+    if (n_items <= 1) {
+        if (n_items == 1) run(f, 0, 1, 0);
+        return;
+    }
+    pool_run(f->context->pool, stage_worker, &stage);
+}
+
+/* ---- The recipe
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static void run_chunk(struct forward *f)
+{
+    group_stage(f);
+    gather_stage(f);
+    gate_up_stage(f);
+    down_stage(f);
+    stage_outputs_copy(f);
+    if (f->call->result->y) combine_stage(f);
+}
+
+moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call)
+{
+    const struct prepared *prepared = layer->prepared;
+    struct forward f = {
+        .context = context, .layer = layer, .prepared = prepared, .call = call, .T = call->n_tokens, .A = call->top_k};
+    if (prepared->isa > context->isa)
+        return context_fail(context, MOE4_EINVAL,
+                            "the layer was prepared for kernel %s, which this context's level lacks",
+                            prepared->kernel->name);
+    moe4_status status = forward_plan(context, layer, f.T, f.A, &f.plan);
+    if (status) return status;
+    place(&f, call->batch->workspace);
+
+    uint32_t host = fpenv_enter();
+    route_stage(&f);
+    stage_outputs_begin(&f);
+    for (f.first_token = 0; f.first_token < f.T; f.first_token += f.plan.chunk_tokens) {
+        int64_t left = f.T - f.first_token;
+        f.n_tokens = left < f.plan.chunk_tokens ? left : f.plan.chunk_tokens;
+        run_chunk(&f);
+    }
+    fpenv_leave(host);
+    return MOE4_OK;
+}

@@ -1,0 +1,95 @@
+/* One forward call on the CPU: the state that its stages share, all of it in the caller's workspace.
+ *
+ *   route        logits or the caller's routing -> ids, weights                            all tokens at once
+ *   group        ids -> rows: routed rows sorted by local expert                           \
+ *   gather       x -> packed activations of the rows, by token tile                         |
+ *   gate_up      GEMM, bias, activation -> packed intermediate v'                           | a chunk of tokens
+ *   down         GEMM, bias -> z', one bf16 row a routed row                                | at a time
+ *   combine      z' and weights -> y                                                        /
+ *
+ * A stage is a function over a range of items; stage_run spreads the items over the pool's threads. */
+#ifndef MOE4_CPU_FORWARD_H
+#define MOE4_CPU_FORWARD_H
+
+#include <stdint.h>
+
+#include "backend.h"
+#include "cpu/prepared.h"
+
+/* Up to TILE_TOKENS routed rows of one expert, which kernels take together. */
+struct tile {
+    int32_t first_row; /* in the chunk */
+    int32_t n_rows;
+};
+
+/* An expert that some token of the chunk chose. */
+struct active_expert {
+    int32_t l;
+    int32_t first_row, n_rows;
+    int32_t first_tile, n_tiles;
+};
+
+/* Where everything lies in the workspace, for calls of up to n_tokens tokens. */
+struct workspace_plan {
+    int64_t chunk_tokens, chunk_rows, max_active, max_tiles;
+    size_t ids, weights, total_counts;                      /* of the whole batch */
+    size_t counts, row_of_slot, slot_of_row, active, tiles; /* of a chunk */
+    size_t x, intermediate, z;                              /* of a chunk */
+    size_t scratch, scratch_bytes;                          /* of each thread */
+    size_t total;
+};
+
+struct forward {
+    struct moe4_context *context;
+    const struct moe4_layer *layer;
+    const struct prepared *prepared;
+    const struct forward_call *call;
+    struct workspace_plan plan;
+    int64_t T;
+    int32_t A;
+
+    int32_t *ids;          /* [T, A] global */
+    float *weights;        /* [T, A] */
+    int64_t *total_counts; /* [L] when whole-batch rows are asked for: where the chunk's rows of l begin there */
+
+    int64_t first_token, n_tokens; /* the chunk */
+    int64_t n_rows;
+    int32_t *counts;              /* [L] rows of each local expert, then where its next row goes */
+    int32_t *row_of_slot;         /* [n_tokens, A] chunk row of a slot, -1 = not local */
+    int32_t *slot_of_row;         /* [n_rows] t*A + a, t counted in the chunk */
+    struct active_expert *active; /* most rows first */
+    struct tile *tiles;
+    int32_t n_active, n_tiles;
+
+    uint16_t *x;            /* tile after tile, each [H/2][n_rows] pairs */
+    uint16_t *intermediate; /* tile after tile, each [I/2][n_rows] pairs */
+    uint16_t *z;            /* [n_rows, output_size] */
+    char *scratch;          /* plan.scratch_bytes for each thread */
+};
+
+/* Items first .. last-1, done by thread `worker`. */
+typedef void stage_fn(struct forward *f, int64_t first, int64_t last, int32_t worker);
+
+/* Runs a stage over n_items items.  Threads claim runs of items, at most max_claim, smaller towards the end. */
+void stage_run(struct forward *f, stage_fn *stage, int64_t n_items, int64_t max_claim);
+
+moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens, int32_t top_k,
+                         struct workspace_plan *plan);
+moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call);
+
+/* The stages, one file each. */
+void route_stage(struct forward *f);
+void group_stage(struct forward *f);
+void gather_stage(struct forward *f);
+void gate_up_stage(struct forward *f);
+void down_stage(struct forward *f);
+void combine_stage(struct forward *f);
+
+/* Copies what the caller wants to see of the chunk's rows to their places in the whole batch (stage_outputs.c). */
+void stage_outputs_begin(struct forward *f); /* once a call, after routing */
+void stage_outputs_copy(struct forward *f);  /* once a chunk */
+
+/* Bytes of scratch that routing wants for each thread. */
+size_t route_stage_scratch_bytes(const struct moe4_layer *layer);
+
+#endif

@@ -1,0 +1,90 @@
+/* AVX-512 with BF16.  Lanes are output rows; a lane holds two consecutive k.  Weights are decoded in registers,
+ * straight from the packed lines, and multiplied at once: on 16 rows, a block of 32 k costs 46 decoding instructions,
+ * whatever the number of tokens, and 16 dot products a token.  The decoding runs on other execution ports than the dot
+ * products, so from about 4 tokens up it is hidden, and no decoded weight is ever stored. */
+#include <immintrin.h>
+
+#include "cpu/kernels/decode_avx512.h"
+#include "cpu/kernels/kernel.h"
+
+enum {
+    LINES = 4, /* code lines of a subtile in a block */
+    PAIRS = 4, /* pairs of k in a line */
+    PREFETCH_BYTES = 4 * PANEL_BLOCK_BYTES
+};
+
+/* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token. */
+static inline __m512 dot_broadcast(__m512 acc, __m512i w, const uint32_t *x)
+{
+    __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+    return acc;
+}
+
+/* One pass over a panel: N_SUB of its subtiles from `first` on, for N_TOKENS tokens.  Always inlined with constants, so
+ * that the sums live in registers: N_SUB * N_TOKENS <= 24. */
+static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int64_t n_blocks, const uint32_t *x,
+                                                       const int n_tokens, const int first, const int n_sub,
+                                                       float *sums)
+{
+    const __m512i table = decode_table();
+    __m512 acc[4][TILE_TOKENS];
+    for (int s = 0; s < n_sub; s++)
+        for (int t = 0; t < n_tokens; t++) acc[s][t] = _mm512_setzero_ps();
+
+    for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES) {
+        if (first == 0)
+            for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES)
+                _mm_prefetch((const char *)panel + PREFETCH_BYTES + i, _MM_HINT_T0);
+        __m512i scales[4];
+        for (int s = 0; s < n_sub; s++) scales[s] = decode_scales(panel + (first + s) * SUBTILE_ROWS);
+        const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
+#pragma GCC unroll 1
+        for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += PAIRS * n_tokens) {
+            __m512i packed[4];
+            for (int s = 0; s < n_sub; s++) packed[s] = _mm512_load_si512(codes + s * SUBTILE_BYTES);
+#pragma GCC unroll 4
+            for (int j = 0; j < PAIRS; j++)
+#pragma GCC unroll 4
+                for (int s = 0; s < n_sub; s++) {
+                    __m512i w = decode_pair(packed[s], j, table, scales[s]);
+#pragma GCC unroll 12
+                    for (int t = 0; t < n_tokens; t++) acc[s][t] = dot_broadcast(acc[s][t], w, x + j * n_tokens + t);
+                }
+        }
+    }
+    for (int s = 0; s < n_sub; s++)
+        for (int t = 0; t < n_tokens; t++)
+            _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, acc[s][t]);
+}
+
+/* Up to 6 tokens all 64 rows fit the registers; more take the panel in two halves. */
+#define GEMM_TILE(n)                                                                                                   \
+    static void gemm_tile_##n(const uint8_t *panel, int64_t n_blocks, const uint32_t *x, float *sums)                  \
+    {                                                                                                                  \
+        enum { N_SUB = (n) <= 6 ? 4 : 2 };                                                                             \
+        for (int first = 0; first < 4; first += N_SUB) pass(panel, n_blocks, x, n, first, N_SUB, sums);                \
+    }
+GEMM_TILE(1)
+GEMM_TILE(2)
+GEMM_TILE(3)
+GEMM_TILE(4)
+GEMM_TILE(5)
+GEMM_TILE(6)
+GEMM_TILE(7)
+GEMM_TILE(8)
+GEMM_TILE(9)
+GEMM_TILE(10)
+GEMM_TILE(11)
+GEMM_TILE(12)
+
+static void gemm_tile_avx512_bf16(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
+                                  float *sums)
+{
+    static void (*const tiles[])(const uint8_t *, int64_t, const uint32_t *, float *) = {
+        NULL,        gemm_tile_1, gemm_tile_2, gemm_tile_3,  gemm_tile_4,  gemm_tile_5, gemm_tile_6,
+        gemm_tile_7, gemm_tile_8, gemm_tile_9, gemm_tile_10, gemm_tile_11, gemm_tile_12};
+    tiles[n_tokens](panel, n_blocks, (const uint32_t *)(const void *)x, sums);
+}
+
+const struct kernel kernel_avx512_bf16 = {"gemm_avx512_bf16", "f32 chain over pairs of k: vdpbf16ps",
+                                          MOE4_ISA_AVX512_BF16, gemm_tile_avx512_bf16};

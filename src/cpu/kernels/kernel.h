@@ -1,0 +1,36 @@
+/* A CPU kernel: what one instruction-set level brings.  docs/performance-cpu.md explains how each works. */
+#ifndef MOE4_CPU_KERNELS_KERNEL_H
+#define MOE4_CPU_KERNELS_KERNEL_H
+
+#include <stdint.h>
+
+#include "moe4/moe4.h"
+
+/* The whole-K product of one packed panel and one token tile:
+ *
+ *   sums[t][r] = sum over k ascending of x[t,k] * w[r,k],   t < n_tokens <= TILE_TOKENS, r < PANEL_ROWS
+ *
+ *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
+ *   x       [16 * n_blocks][n_tokens] pairs of bf16
+ *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
+ *
+ * An element is one chain of additions from zero, the same for any n_tokens: a token's sums do not depend on its tile.
+ */
+typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums);
+
+struct kernel {
+    const char *name;  /* gemm_ISA */
+    const char *order; /* the accumulation order: how an element's chain is formed */
+    moe4_isa isa;      /* the lowest level that can run it */
+    gemm_tile_fn *gemm_tile;
+};
+
+extern const struct kernel kernel_c, kernel_avx2, kernel_avx512, kernel_avx512_bf16;
+
+/* The best kernel at or below a level; levels are ordered. */
+const struct kernel *kernel_best(moe4_isa isa);
+
+/* The kernel that is exact for every scale byte. */
+const struct kernel *kernel_exact(void);
+
+#endif

@@ -1,0 +1,21 @@
+/* Loops over rows of f32 that want vector instructions but no kernel of their own: plain C (rows_template.h), compiled
+ * for each instruction set, the same bits on all of them. */
+#ifndef MOE4_CPU_KERNELS_ROWS_H
+#define MOE4_CPU_KERNELS_ROWS_H
+
+#include <stdint.h>
+
+#include "moe4/moe4.h"
+
+struct row_kernels {
+    /* sum[i] = fma(weight, z[i], sum[i]), z bf16 */
+    void (*combine)(float *sum, const uint16_t *z, float weight, int64_t n);
+    /* x . w, as 16 interleaved chains of multiply and add, added pairwise */
+    float (*dot)(const float *x, const float *w, int64_t n);
+};
+
+extern const struct row_kernels rows_c, rows_avx2, rows_avx512;
+
+const struct row_kernels *row_kernels_for(moe4_isa isa);
+
+#endif

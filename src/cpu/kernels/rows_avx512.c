@@ -1,0 +1,2 @@
+#define ROW_KERNELS rows_avx512
+#include "cpu/kernels/rows_template.h"

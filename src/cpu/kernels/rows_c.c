@@ -1,0 +1,2 @@
+#define ROW_KERNELS rows_c
+#include "cpu/kernels/rows_template.h"

@@ -1,0 +1,25 @@
+/* The loops of rows.h.  Included by one file an instruction set, which names the table ROW_KERNELS. */
+#include <math.h>
+
+#include "base/convert.h"
+#include "cpu/kernels/rows.h"
+
+static void combine(float *sum, const uint16_t *z, float weight, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) sum[i] = fmaf(weight, bf16_to_f32(z[i]), sum[i]);
+}
+
+static float dot(const float *x, const float *w, int64_t n)
+{
+    enum { CHAINS = 16 };
+    float chains[CHAINS] = {0};
+    int64_t whole = n / CHAINS * CHAINS;
+    for (int64_t i = 0; i < whole; i += CHAINS)
+        for (int c = 0; c < CHAINS; c++) chains[c] += x[i + c] * w[i + c];
+    for (int64_t i = whole; i < n; i++) chains[i - whole] += x[i] * w[i];
+    for (int half = CHAINS / 2; half > 0; half /= 2)
+        for (int c = 0; c < half; c++) chains[c] += chains[c + half];
+    return chains[0];
+}
+
+const struct row_kernels ROW_KERNELS = {combine, dot};

@@ -1,0 +1,45 @@
+/* What the CPU backend makes of a layer's weights. */
+#ifndef MOE4_CPU_PREPARED_H
+#define MOE4_CPU_PREPARED_H
+
+#include "cpu/activation.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/rows.h"
+#include "cpu/layout.h"
+#include "layer.h"
+
+/* One of the two matrices, of every expert. */
+struct packed_matrix {
+    struct row_order order;
+    int64_t K, n_panels; /* of one expert */
+    int64_t panel_bytes;
+    uint8_t *panels; /* [L][n_panels] panels */
+    float *bias;     /* [L][n_panels][PANEL_ROWS] */
+};
+
+struct prepared {
+    moe4_isa isa;
+    const struct kernel *kernel; /* of every expert but those that need the exact one */
+    const struct row_kernels *rows;
+    activation_fn *activate;
+    void (*round)(const float *v, int64_t n, uint16_t *rounded);
+    struct packed_matrix gate_up, down;
+    uint8_t *is_exact; /* [L] 1 = has scales that only the exact kernel holds */
+    int32_t n_exact;
+    int64_t chunk_rows; /* routed rows that are worked on at a time */
+};
+
+static inline const uint8_t *packed_panel(const struct packed_matrix *matrix, int64_t l, int64_t panel)
+{
+    return matrix->panels + (l * matrix->n_panels + panel) * matrix->panel_bytes;
+}
+
+static inline const float *packed_bias(const struct packed_matrix *matrix, int64_t l, int64_t panel)
+{
+    return matrix->bias + (l * matrix->n_panels + panel) * PANEL_ROWS;
+}
+
+moe4_status prepared_create(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
+void prepared_destroy(struct moe4_layer *layer);
+
+#endif

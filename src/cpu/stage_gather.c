@@ -1,0 +1,48 @@
+/* gather: the rows of x that a token tile needs, rounded to bf16 and interleaved as the kernels read them. */
+#include <string.h>
+
+#include "base/convert.h"
+#include "cpu/forward.h"
+
+enum { RUN = 256 }; /* elements converted at a time */
+
+/* Elements k .. k+n-1 of a token's x as bf16, times the router's weight where that goes on the input. */
+static void load_run(const struct forward *f, int64_t slot, int64_t k, int64_t n, uint16_t *run)
+{
+    const moe4_batch *batch = f->call->batch;
+    int64_t first = (f->first_token + slot / f->A) * batch->ldx + k;
+    if (batch->x_dtype == MOE4_DTYPE_BF16)
+        memcpy(run, (const char *)batch->x + first * 2, (size_t)n * 2);
+    else
+        for (int64_t i = 0; i < n; i++) run[i] = bf16_from_f32(load_f32(batch->x, batch->x_dtype, first + i));
+    if (f->call->topk && f->call->topk->weight_use == MOE4_WEIGHT_ON_INPUT) {
+        float weight = f->weights[f->first_token * f->A + slot];
+        for (int64_t i = 0; i < n; i++) run[i] = bf16_from_f32(bf16_to_f32(run[i]) * weight);
+    }
+}
+
+static void gather_tile(const struct forward *f, const struct tile *tile)
+{
+    int64_t H = f->layer->H;
+    uint16_t run[RUN], *packed = f->x + tile->first_row * H;
+    for (int32_t row = 0; row < tile->n_rows; row++) {
+        int64_t slot = f->slot_of_row[tile->first_row + row];
+        for (int64_t k = 0; k < H; k += RUN) {
+            int64_t n = H - k < RUN ? H - k : RUN;
+            load_run(f, slot, k, n, run);
+            for (int64_t pair = 0; pair < n / 2; pair++)
+                memcpy(packed + ((k / 2 + pair) * tile->n_rows + row) * 2, run + 2 * pair, 4);
+        }
+    }
+}
+
+static void gather_tiles(struct forward *f, int64_t first, int64_t last, int32_t worker)
+{
+    (void)worker;
+    for (int64_t i = first; i < last; i++) gather_tile(f, &f->tiles[i]);
+}
+
+void gather_stage(struct forward *f)
+{
+    stage_run(f, gather_tiles, f->n_tiles, 4);
+}

@@ -1,0 +1,122 @@
+/* gate_up and down: the two GEMMs with what follows each.  An item is one panel of one active expert; its tiles share
+ * the panel while it is in the cache. */
+#include <string.h>
+
+#include "cpu/forward.h"
+
+enum { MAX_CLAIM = 8 }; /* panels streamed in a row by one thread */
+
+static const struct kernel *expert_kernel(const struct prepared *prepared, int32_t l)
+{
+    return prepared->is_exact[l] ? kernel_exact() : prepared->kernel;
+}
+
+/* ---- gate_up --------------------------------------------------------------------------------------------------------
+ */
+
+/* Sums of a panel, one row, plus bias, split into gates and ups: n of each, in the order of I. */
+static void split_gated(const float *sums, const float *bias, float *gate, float *up)
+{
+    for (int32_t half = 0; half < 2; half++, sums += 2 * SUBTILE_ROWS, bias += 2 * SUBTILE_ROWS)
+        for (int32_t i = 0; i < SUBTILE_ROWS; i++) {
+            *gate++ = sums[i] + bias[i];
+            *up++ = sums[SUBTILE_ROWS + i] + bias[SUBTILE_ROWS + i];
+        }
+}
+
+static void add_bias(const float *sums, const float *bias, float *out)
+{
+    for (int32_t r = 0; r < PANEL_ROWS; r++) out[r] = sums[r] + bias[r];
+}
+
+/* Columns first .. first+n-1 of a tile's intermediate, v [n_rows][stride], to the order in which down reads them. */
+static void store_intermediate(const struct forward *f, const struct tile *tile, int64_t first, int64_t n,
+                               const uint16_t *v, int64_t stride)
+{
+    uint16_t *packed = f->intermediate + tile->first_row * f->layer->I + first * tile->n_rows;
+    for (int64_t pair = 0; pair < n / 2; pair++)
+        for (int32_t row = 0; row < tile->n_rows; row++, packed += 2) memcpy(packed, v + row * stride + 2 * pair, 4);
+}
+
+static void gate_up_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
+{
+    const struct prepared *prepared = f->prepared;
+    const struct packed_matrix *matrix = &prepared->gate_up;
+    const struct activation_params *params = &f->layer->params[expert->l];
+    const float *bias = packed_bias(matrix, expert->l, panel);
+    const int gated = matrix->order.order == PANEL_GATED;
+    const int64_t columns = gated ? GATED_PANEL_COLUMNS : PANEL_ROWS, first = panel * columns;
+    const int64_t n = f->layer->I - first < columns ? f->layer->I - first : columns;
+    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    float gate[TILE_TOKENS * PANEL_ROWS], up[TILE_TOKENS * PANEL_ROWS], v[TILE_TOKENS * PANEL_ROWS];
+    uint16_t rounded[TILE_TOKENS * PANEL_ROWS];
+
+    for (int32_t i = 0; i < expert->n_tiles; i++) {
+        const struct tile *tile = &f->tiles[expert->first_tile + i];
+        expert_kernel(prepared, expert->l)
+            ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
+                        f->x + tile->first_row * matrix->K, tile->n_rows, sums);
+        for (int32_t row = 0; row < tile->n_rows; row++)
+            if (gated)
+                split_gated(sums + row * PANEL_ROWS, bias, gate + row * columns, up + row * columns);
+            else
+                add_bias(sums + row * PANEL_ROWS, bias, up + row * columns);
+        prepared->activate(gate, up, tile->n_rows * columns, params, v);
+        prepared->round(v, tile->n_rows * columns, rounded);
+        store_intermediate(f, tile, first, n, rounded, columns);
+    }
+}
+
+static void gate_up_panels(struct forward *f, int64_t first, int64_t last, int32_t worker)
+{
+    (void)worker;
+    int64_t n_panels = f->prepared->gate_up.n_panels;
+    for (int64_t i = first; i < last; i++) gate_up_panel(f, &f->active[i / n_panels], i % n_panels);
+}
+
+void gate_up_stage(struct forward *f)
+{
+    stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels, MAX_CLAIM);
+}
+
+/* ---- down
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* Panels of the down matrix that reach into y. */
+static int64_t down_panels_wanted(const struct forward *f)
+{
+    return (f->layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS;
+}
+
+static void down_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
+{
+    const struct prepared *prepared = f->prepared;
+    const struct packed_matrix *matrix = &prepared->down;
+    const float *bias = packed_bias(matrix, expert->l, panel);
+    const int64_t width = f->layer->output_size, first = panel * PANEL_ROWS;
+    const int64_t n = width - first < PANEL_ROWS ? width - first : PANEL_ROWS;
+    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64))), biased[PANEL_ROWS];
+
+    for (int32_t i = 0; i < expert->n_tiles; i++) {
+        const struct tile *tile = &f->tiles[expert->first_tile + i];
+        expert_kernel(prepared, expert->l)
+            ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
+                        f->intermediate + tile->first_row * matrix->K, tile->n_rows, sums);
+        for (int32_t row = 0; row < tile->n_rows; row++) {
+            add_bias(sums + row * PANEL_ROWS, bias, biased);
+            prepared->round(biased, n, f->z + (tile->first_row + row) * width + first);
+        }
+    }
+}
+
+static void down_panels(struct forward *f, int64_t first, int64_t last, int32_t worker)
+{
+    (void)worker;
+    int64_t n_panels = down_panels_wanted(f);
+    for (int64_t i = first; i < last; i++) down_panel(f, &f->active[i / n_panels], i % n_panels);
+}
+
+void down_stage(struct forward *f)
+{
+    stage_run(f, down_panels, f->n_active * down_panels_wanted(f), MAX_CLAIM);
+}

@@ -1,0 +1,48 @@
+/* A prepared layer: its config with every default resolved, and what the backend made of its weights. */
+#ifndef MOE4_LAYER_H
+#define MOE4_LAYER_H
+
+#include "cpu/activation.h"
+#include "cpu/route.h"
+#include "moe4/moe4.h"
+
+struct backend;
+
+struct moe4_layer {
+    moe4_allocator allocator;
+    const struct backend *backend;
+
+    int64_t H, I;
+    int64_t output_size; /* columns of y, at most H */
+    int64_t stored_intermediate_size;
+    int32_t E, L, first_expert;
+    int32_t *local_of; /* [E] local expert of a global id, -1 = elsewhere */
+
+    moe4_gate_up gate_up;
+    moe4_activation activation;
+    struct activation_params *params; /* [L] */
+
+    struct router router; /* how logits become ids and weights; method NULL = the caller's business */
+    void *router_store;   /* its bias and table */
+    size_t router_store_bytes;
+    int64_t router_size;  /* what the router's own GEMM sees; 0 = there is none */
+    float *router_weight; /* [E, router_size] */
+    float *router_bias;   /* [E] */
+
+    void *prepared; /* the backend's */
+};
+
+/* Builds all but `prepared` from a config that layer_validate accepts. */
+moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *config, struct moe4_layer **layer);
+void layer_destroy(struct moe4_layer *layer);
+
+/* Everything about a config that does not depend on the device, in words. */
+moe4_status layer_validate(struct moe4_context *context, const moe4_layer_config *config);
+
+/* The local expert of a global id, -1 for any that is not here. */
+static inline int32_t layer_local_expert(const struct moe4_layer *layer, int32_t id)
+{
+    return id >= 0 && id < layer->E ? layer->local_of[id] : -1;
+}
+
+#endif

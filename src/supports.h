@@ -1,0 +1,18 @@
+/* One place for every refusal: moe4_supports asks it before anything is loaded, creation and forward ask it again. */
+#ifndef MOE4_SUPPORTS_H
+#define MOE4_SUPPORTS_H
+
+#include "context.h"
+#include "moe4/moe4.h"
+
+/* Copies a caller's struct that starts with its own size into `known` bytes, zeros for fields it does not have yet.
+ * Refuses one that is newer than this library and uses what is new. */
+moe4_status adopt_struct(struct moe4_context *context, const char *name, const void *given, void *copy, size_t known);
+
+/* What of a query does not depend on the layer's config: dtypes and words of a call. */
+moe4_status supports_call(struct moe4_context *context, const moe4_query *query);
+
+/* The whole query: config, call, device. */
+moe4_status supports_query(struct moe4_context *context, const moe4_query *query);
+
+#endif
