@@ -38,6 +38,26 @@ static void store_intermediate(const struct forward *f, const struct tile *tile,
         for (int32_t row = 0; row < tile->n_rows; row++, packed += 2) memcpy(packed, v + row * stride + 2 * pair, 4);
 }
 
+/* What happens to a tile's rounded intermediate, v [n_rows][stride], before down sees it: quantised in mxfp8 mode, and
+ * shown to a caller who wants it.  Columns first .. first+n-1 of I. */
+static void finish_intermediate(const struct forward *f, int64_t output_row, int32_t n_rows, int64_t first, int64_t n,
+                                uint16_t *v, int64_t stride)
+{
+    const moe4_result *result = f->call->result;
+    const int64_t I = f->layer->I;
+    const int is_mxfp8 = f->call->batch->compute == MOE4_COMPUTE_MXFP8;
+    uint8_t codes[PANEL_ROWS], scales[PANEL_ROWS / BLOCK_SIZE];
+    if (!is_mxfp8 && !result->intermediate) return;
+    for (int32_t row = 0; row < n_rows; row++, v += stride, output_row++) {
+        int64_t at = output_row * I + first;
+        if (is_mxfp8) f->prepared->rows->quantize_mxfp8(v, n, codes, scales);
+        if (result->intermediate && !is_mxfp8) memcpy((uint16_t *)result->intermediate + at, v, (size_t)n * 2);
+        if (result->intermediate && is_mxfp8) memcpy((uint8_t *)result->intermediate + at, codes, (size_t)n);
+        if (result->intermediate_scale && is_mxfp8)
+            memcpy((uint8_t *)result->intermediate_scale + at / BLOCK_SIZE, scales, (size_t)(n / BLOCK_SIZE));
+    }
+}
+
 static void gate_up_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
 {
     const struct prepared *prepared = f->prepared;
@@ -63,6 +83,8 @@ static void gate_up_panel(struct forward *f, const struct active_expert *expert,
                 add_bias(sums + row * PANEL_ROWS, bias, up + row * columns);
         prepared->activate(gate, up, tile->n_rows * columns, params, v);
         prepared->round(v, tile->n_rows * columns, rounded);
+        finish_intermediate(f, expert->output_row + tile->first_row - expert->first_row, tile->n_rows, first, n,
+                            rounded, columns);
         store_intermediate(f, tile, first, n, rounded, columns);
     }
 }
