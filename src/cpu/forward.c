@@ -89,7 +89,7 @@ static int stage_claim(struct stage *stage, int64_t *first, int64_t *last)
     do {
         int64_t left = stage->n_items - next;
         if (left <= 0) return 0;
-        claim = left / (4 * stage->width);
+        claim = left / (2 * stage->width);
         if (claim > stage->max_claim) claim = stage->max_claim;
         if (claim < 1) claim = 1;
     } while (!atomic_compare_exchange_weak_explicit(&stage->next, &next, next + claim, memory_order_relaxed,

@@ -3,12 +3,22 @@
 #include <string.h>
 
 #include "cpu/forward.h"
+#include "cpu/pool.h"
 
-enum { MAX_CLAIM = 8 }; /* panels streamed in a row by one thread */
+enum { READING_ROWS = 4 }; /* routed rows whose arithmetic takes as long as reading a panel, roughly */
 
 static const struct kernel *expert_kernel(const struct prepared *prepared, int32_t l)
 {
     return prepared->is_exact[l] ? kernel_exact() : prepared->kernel;
+}
+
+/* The most panels that a thread may claim at once.  Long runs stream best, but all threads must finish together: even
+ * if all panels of a claim belong to the largest expert, it is at most a sixth of a thread's share. */
+static int64_t largest_claim(const struct forward *f, int64_t n_panels)
+{
+    int64_t total = 0;
+    for (int32_t i = 0; i < f->n_active; i++) total += n_panels * (f->active[i].n_rows + READING_ROWS);
+    return f->n_active ? total / (6 * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS)) : 0;
 }
 
 /* ---- gate_up --------------------------------------------------------------------------------------------------------
@@ -98,7 +108,8 @@ static void gate_up_panels(struct forward *f, int64_t first, int64_t last, int32
 
 void gate_up_stage(struct forward *f)
 {
-    stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels, MAX_CLAIM);
+    stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
+              largest_claim(f, f->prepared->gate_up.n_panels));
 }
 
 /* ---- down
@@ -140,5 +151,5 @@ static void down_panels(struct forward *f, int64_t first, int64_t last, int32_t 
 
 void down_stage(struct forward *f)
 {
-    stage_run(f, down_panels, f->n_active * down_panels_wanted(f), MAX_CLAIM);
+    stage_run(f, down_panels, f->n_active * down_panels_wanted(f), largest_claim(f, down_panels_wanted(f)));
 }

@@ -10,7 +10,7 @@
 enum {
     LINES = 4, /* code lines of a subtile in a block */
     PAIRS = 4, /* pairs of k in a line */
-    PREFETCH_BYTES = 4 * PANEL_BLOCK_BYTES
+    PREFETCH_BYTES = 8 * PANEL_BLOCK_BYTES
 };
 
 /* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token. */
