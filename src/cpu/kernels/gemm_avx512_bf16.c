@@ -20,6 +20,14 @@ static inline __m512 dot_broadcast(__m512 acc, __m512i w, const uint32_t *x)
     return acc;
 }
 
+/* A code line, in a register: gcc would otherwise load it again for each shift. */
+static inline __m512i load_line(const uint8_t *line)
+{
+    __m512i codes = _mm512_load_si512(line);
+    __asm__("" : "+v"(codes));
+    return codes;
+}
+
 /* One pass over a panel: N_SUB of its subtiles from `first` on, for N_TOKENS tokens.  Always inlined with constants, so
  * that the sums live in registers: N_SUB * N_TOKENS <= 24. */
 static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int64_t n_blocks, const uint32_t *x,
@@ -41,7 +49,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
 #pragma GCC unroll 1
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += PAIRS * n_tokens) {
             __m512i packed[4];
-            for (int s = 0; s < n_sub; s++) packed[s] = _mm512_load_si512(codes + s * SUBTILE_BYTES);
+            for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
 #pragma GCC unroll 4
             for (int j = 0; j < PAIRS; j++)
 #pragma GCC unroll 4
