@@ -55,7 +55,7 @@ static moe4_status run_job(moe4_context *context, const moe4_routing *routing, i
     moe4_status status = route_store_bytes(context, routing, n_experts, &store_bytes);
     if (status) return status;
     store_bytes = (size_t)round_up((int64_t)store_bytes, 64);
-    scratch_bytes = (size_t)n_experts * 12 + 64;
+    scratch_bytes = (size_t)round_up((int64_t)n_experts * 12 + 64, 64);
     if (!size_multiply((size_t)pool_width(context->pool), scratch_bytes, &bytes) ||
         !size_add(bytes, store_bytes, &bytes))
         return context_fail(context, MOE4_EINVAL, "the routing's tables do not fit the address space");
