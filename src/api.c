@@ -89,7 +89,9 @@ moe4_status moe4_layer_create_from(moe4_context *context, const moe4_layer_confi
 
     moe4_layer *layer;
     TRY(layer_create(context, &config, &layer));
-    moe4_status status = context->backend->prepare(context, layer, source);
+    moe4_status status = context->backend->plan(context, layer);
+    if (!status) status = layer_allocate_parts(context, layer);
+    if (!status) status = context->backend->fill(context, layer, source);
     if (status)
         layer_destroy(layer);
     else

@@ -21,8 +21,7 @@ static int64_t largest_claim(const struct forward *f, int64_t n_panels)
     return f->n_active ? total / (6 * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS)) : 0;
 }
 
-/* ---- gate_up --------------------------------------------------------------------------------------------------------
- */
+/* ---- gate_up -------------------------------------------------------------------------------------------------- */
 
 /* Sums of a panel, one row, plus bias, split into gates and ups: n of each, in the order of I. */
 static void split_gated(const float *sums, const float *bias, float *gate, float *up)
