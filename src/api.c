@@ -9,6 +9,7 @@
 #include "context.h"
 #include "layer.h"
 #include "supports.h"
+#include "tuning.h"
 
 /* Evaluates to the status and returns when it is not MOE4_OK. */
 #define TRY(expression)                                                                                                \
@@ -57,6 +58,7 @@ void moe4_context_destroy(moe4_context *context)
 {
     if (!context) return;
     moe4_allocator allocator = context->allocator;
+    tuning_release(context);
     if (context->backend) context->backend->close(context);
     memory_release(&allocator, context, sizeof *context);
 }
