@@ -144,8 +144,9 @@ ref_range ref_activation_range(const moe4_layer_config *config, int32_t l, ref_r
 
 /* worst_ratio is the least error that explains the worst element, over the error that its bound allows: <= 1 exactly
  * when nothing is outside.  DBL_MAX where none is allowed, for NaN instead of a number and the reverse.  Of quantised
- * codes and scales: 0, or 1 + how many codes or bytes too far.  The worst element is element (worst_row, worst_column)
- * of the array that was checked, low..high what it may hold (NaN, NaN: a NaN).  No element: rows and columns are -1. */
+ * codes and scales: 0, or 1 + how many codes, bytes or units too far.  The worst element is element (worst_row,
+ * worst_column) of the array that was checked, low..high what it may hold (NaN, NaN: a NaN).  No element: rows and
+ * columns are -1. */
 typedef struct ref_verdict {
     int64_t n_checked, n_outside;
     double worst_ratio;

@@ -208,19 +208,11 @@ static void either_scale_of_an_undecided_maximum(void **state)
         double x0, x1;
         uint8_t byte, code;
         int64_t n_outside;
-    } cases[] = {{449, 0, 127, 0x7E, 0},
-                 {449, 0, 128, 0x76, 0},
-                 {449, 0, 126, 0x7E, 1},
-                 {449, 0, 129, 0x6E, 1},
-                 {449, 0, 127, 0x7D, 2},
-                 {449, 0, 128, 0x77, 2},
-                 {449, 0, 0xFF, 0, 1},
-                 {0x1.FFp127, 0, 247, 0x7E, 2},
-                 {0x1.FFp127, 0, 247, 0x78, 0},
-                 {0x1.FFp127, 0, 0xFF, 0, 0},
-                 {0x1.FFp127, 0, 248, 0x70, 1},
-                 {1, 1, 0, 0, 0},
-                 {1, 1, 110, 0, 1}};
+    } cases[] = {{449, 0, 127, 0x7E, 0},      {449, 0, 128, 0x76, 0},         {449, 0, 126, 0x7E, 1},
+                 {449, 0, 129, 0x6E, 1},      {449, 0, 127, 0x7D, 2},         {449, 0, 128, 0x77, 2},
+                 {449, 0, 0xFF, 0, 1},        {0x1.FFp127, 0, 247, 0x7E, 2},  {0x1.FFp127, 0, 247, 0x78, 0},
+                 {0x1.FFp127, 0, 0xFF, 0, 0}, {0x1.FFp127, 0, 248, 0x70, 1},  {1, 1, 0, 0, 0},
+                 {1, 1, 110, 0, 1},           {-0x1.FFp127, 0, 247, 0xF8, 0}, {-0x1.FFp127, 0, 247, 0xFE, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const double x[32] = {cases[i].x0, cases[i].x1};
         ref_verdict verdict;
