@@ -30,12 +30,4 @@ int model_prepare(struct model *model, moe4_context *context, moe4_layer **layer
 
 void model_close(struct model *model);
 
-/* The words of the enums. */
-const char *activation_name(moe4_activation activation);
-const char *routing_name(moe4_routing_method method);
-const char *gate_up_name(moe4_gate_up order);
-
-/* The routing methods' names in the order of moe4_routing_method, without NONE; NULL-terminated. */
-extern const char *const routing_names[];
-
 #endif
