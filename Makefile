@@ -43,10 +43,10 @@ install: configure
 	cmake --install build
 
 format:
-	$(CLANG_FORMAT) -i $(C_FILES)
+	@$(CLANG_FORMAT) -i $(C_FILES)
 
 format-check:
-	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
+	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 
 clean:
 	rm -rf build build-*
