@@ -74,7 +74,7 @@ static int bench_prepare(struct bench *bench)
     if (moe4_layer_create_from(bench->context, &bench->config, &source, &bench->layer) != MOE4_OK ||
         moe4_layer_describe(bench->layer, &bench->layer_info) != MOE4_OK)
         return fail_library(bench->context);
-    return probe_open(bench->info.n_threads, &bench->probe);
+    return probe_open(bench->info.n_threads, bench->layer_info.weight_bytes, &bench->probe);
 }
 
 /* A pass of n tokens with generated inputs and room for logits. */

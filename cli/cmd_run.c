@@ -117,7 +117,7 @@ static int run_cpu(struct run *run)
     if (!code && moe4_layer_describe(run->layer, &run->layer_info) != MOE4_OK) code = fail_library(run->context);
     if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
     if (!code) code = run_time(run);
-    if (!code) code = probe_open(run->info.n_threads, &probe);
+    if (!code) code = probe_open(run->info.n_threads, run->layer_info.weight_bytes, &probe);
     if (!code) probe_bandwidth(probe, &measured);
     probe_close(probe);
     run->bandwidth_gbs = measured.bandwidth_gbs;

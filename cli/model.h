@@ -17,8 +17,7 @@ struct model {
     struct integer_pair experts; /* first and count; 0, 0 = all */
 };
 
-/* Opens model layer `layer` of the checkpoint at path.  On failure says why; model_close is then fine but not needed.
- */
+/* Opens model layer `layer` of the checkpoint at path.  On failure says why; model_close is then not needed. */
 int model_open(moe4_context *context, const char *path, int64_t layer, struct integer_pair experts,
                struct model *model);
 

@@ -15,9 +15,9 @@
 #include "probe_kernel.h"
 #include "progress.h"
 
-enum { MAX_THREADS = 256, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_ROUNDS = 3, ADDS = 64 };
-static const int64_t buffer_bytes_wanted = (int64_t)1 << 30, buffer_bytes_least = (int64_t)1 << 26;
-static const double read_seconds = 1.0, rate_seconds = 0.03; /* about as long as a measurement may take */
+enum { MAX_THREADS = 256, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_TRIES = 3, ADDS = 64 };
+static const int64_t buffer_bytes_most = (int64_t)1 << 30, buffer_bytes_least = (int64_t)1 << 26;
+static const double read_seconds = 0.5, rate_seconds = 0.03; /* about as long as a measurement may take */
 
 struct probe {
     int32_t n_threads;
@@ -198,10 +198,14 @@ static double rate_measure(struct probe *probe, const struct probe_kernel *kerne
 {
     struct rate_task task = {kernel, 1000};
     double shortest = INFINITY;
-    while (measure(probe, rate_run, &task).busy < rate_seconds / 2) task.rounds *= 2;
-    for (int round = 0; round < RATE_ROUNDS; ++round) {
+    for (int tries = 0; tries < RATE_TRIES; ++tries) {
         double busy = measure(probe, rate_run, &task).busy;
         if (busy < shortest) shortest = busy;
+        if (busy < rate_seconds / 2) { /* begin again with more */
+            task.rounds = (int64_t)((double)task.rounds * fmin(rate_seconds / fmax(busy, 1e-9), 1000));
+            shortest = INFINITY;
+            tries = -1;
+        }
     }
     *rounds = task.rounds;
     return shortest;
@@ -244,7 +248,7 @@ void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best)
                                : 0;
 }
 
-int probe_open(int32_t n_threads, struct probe **result)
+int probe_open(int32_t n_threads, int64_t weight_bytes, struct probe **result)
 {
     struct probe *probe;
     int code = allocate(&probe, 1, sizeof *probe, "the probe");
@@ -254,13 +258,17 @@ int probe_open(int32_t n_threads, struct probe **result)
         CPU_ZERO(&probe->cpus);
         CPU_SET(0, &probe->cpus);
     }
-    probe->bytes = buffer_bytes_wanted;
-    while (probe->bytes > buffer_bytes_least && probe->bytes > memory_available() / 4) probe->bytes /= 2;
+    int64_t enough = weight_bytes < buffer_bytes_most / 4 ? 4 * weight_bytes : buffer_bytes_most;
+    int64_t affordable = memory_available() / 4;
+    probe->bytes = buffer_bytes_most;
+    while (probe->bytes > buffer_bytes_least && (probe->bytes / 2 >= enough || probe->bytes > affordable))
+        probe->bytes /= 2;
     probe->bytes_per_thread = probe->bytes / probe->n_threads / (8 * LINE_BYTES) * (8 * LINE_BYTES);
     probe->buffer = mmap(NULL, (size_t)probe->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (probe->buffer == MAP_FAILED) {
+        code = fail("out of memory: %lld bytes for measuring the bandwidth", (long long)probe->bytes);
         free(probe);
-        return fail("out of memory: %lld bytes for measuring the bandwidth", (long long)buffer_bytes_wanted);
+        return code;
     }
     madvise(probe->buffer, (size_t)probe->bytes, MADV_HUGEPAGE);
     measure(probe, touch, NULL);
