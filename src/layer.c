@@ -162,6 +162,7 @@ static moe4_status create_params(struct moe4_context *context, struct moe4_layer
 static moe4_status create_routing(struct moe4_context *context, struct moe4_layer *layer,
                                   const moe4_layer_config *config)
 {
+    layer->router.top_k = config->routing.top_k;
     if (config->routing.method == MOE4_ROUTING_NONE) return MOE4_OK;
     moe4_status status = route_store_bytes(context, &config->routing, layer->E, &layer->router_store_bytes);
     if (status) return status;

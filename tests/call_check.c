@@ -82,14 +82,21 @@ static void check_routed_ids(const struct call *call)
     for (int64_t i = call->T * call->A; i < result->replay_rows * call->A; i++) assert_int_equal(result->replay[i], -1);
 }
 
+/* The caller's weight of a slot. */
+static double given_weight(const struct call *call, int64_t slot)
+{
+    const moe4_topk *topk = &call->topk;
+    const int64_t A = call->A, ld = topk->ld_weights ? topk->ld_weights : A, at = slot / A * ld + slot % A;
+    return topk->weights ? ref_load(topk->weights, topk->weights_dtype, at) : ref_bf16((uint16_t)topk->ids[at]);
+}
+
 static void check_given_ids(const struct call *call)
 {
     const moe4_topk *topk = &call->topk;
     const int64_t A = call->A, ld = topk->ld_ids ? topk->ld_ids : A;
     for (int64_t i = 0; i < call->T * A; i++) {
-        int64_t at = i / A * ld + i % A;
-        int32_t id = topk->ids[at];
-        double weight = topk->weights ? ref_load(topk->weights, topk->weights_dtype, at) : ref_bf16((uint16_t)id);
+        int32_t id = topk->ids[i / A * ld + i % A];
+        double weight = topk->weight_use == MOE4_WEIGHT_ON_INPUT ? 1 : given_weight(call, i);
         if (call->result.ids[i] != (topk->weights ? id : id >> 16))
             fail_msg("%s: id %d of slot %lld is not %d", call->label, call->result.ids[i], (long long)i, id);
         if (call->result.weights[i] != (float)weight)
@@ -124,7 +131,7 @@ static void expert_input(const struct call *call, int64_t slot, double *x)
     } else {
         for (int64_t h = 0; h < H; h++) x[h] = ref_round_bf16(ref_load(batch->x, batch->x_dtype, t * ldx + h));
         if (!call->is_routed && call->topk.weight_use == MOE4_WEIGHT_ON_INPUT)
-            for (int64_t h = 0; h < H; h++) x[h] = ref_weighted_input(x[h], call->result.weights[slot]);
+            for (int64_t h = 0; h < H; h++) x[h] = ref_weighted_input(x[h], given_weight(call, slot));
         if (batch->compute == MOE4_COMPUTE_MXFP8) {
             ref_quantize_mxfp8(x, H, codes, scales);
             ref_dequantize_mxfp8(codes, scales, H, x);
@@ -206,7 +213,6 @@ static void check_y(const struct call *call)
     const moe4_result *result = &call->result;
     const int64_t width = output_columns(call->config), ldy = result->ldy ? result->ldy : width, A = call->A;
     const size_t row_bytes = (size_t)ldy * dtype_bytes(result->y_dtype);
-    const int on_input = !call->is_routed && call->topk.weight_use == MOE4_WEIGHT_ON_INPUT;
     const uint16_t *rows[128];
     float weights[128];
     for (int64_t t = 0; t < call->T; t++) {
@@ -214,7 +220,7 @@ static void check_y(const struct call *call)
         for (int32_t a = 0; a < A; a++) {
             int32_t row = result->row_map[t * A + a];
             rows[a] = row < 0 ? NULL : result->gemm2_rows + row * width;
-            weights[a] = on_input ? 1.0f : result->weights[t * A + a];
+            weights[a] = result->weights[t * A + a];
         }
         ref_check_combine(width, (int32_t)A, rows, weights, result->write,
                           (char *)call->y_before + (size_t)t * row_bytes, (char *)result->y + (size_t)t * row_bytes,

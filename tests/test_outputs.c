@@ -132,11 +132,12 @@ static void test_deferred_rows_combine_to_the_same_bits(void **state)
 {
     (void)state;
     static const moe4_dtype dtypes[] = {MOE4_DTYPE_BF16, MOE4_DTYPE_F16, MOE4_DTYPE_F32};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) { /* the last two with weights on the input */
         struct call_plan plan = {.n_tokens = T,
-                                 .top_k = A,
-                                 .routing = i % 2 ? ROUTE_IDS_F32 : ROUTE_LOGITS_F32,
+                                 .top_k = i < 6 ? A : 1,
+                                 .routing = i % 2 || i >= 6 ? ROUTE_IDS_F32 : ROUTE_LOGITS_F32,
                                  .ids = IDS_WILD,
+                                 .weight_use = i < 6 ? MOE4_WEIGHT_ON_OUTPUT : MOE4_WEIGHT_ON_INPUT,
                                  .y_dtype = dtypes[i % 3],
                                  .write = i < 3 ? MOE4_WRITE_OVERWRITE : MOE4_WRITE_ADD,
                                  .gap = i,

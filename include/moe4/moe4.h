@@ -319,7 +319,7 @@ typedef struct moe4_batch {
     int64_t ldx_scale;      /* MXFP8: 0 = H/32 */
     const void *router_x;   /* [T, router hidden size], what the layer's own router sees; NULL = x */
     moe4_dtype router_x_dtype;
-    int64_t ldrouter_x;
+    int64_t ldrouter_x;     /* 0 = router hidden size */
     const int32_t *token_ids; /* [T], HASH routing */
     void *workspace;        /* at least moe4_workspace_bytes, 256-byte aligned, contents irrelevant */
     size_t workspace_bytes;
@@ -363,7 +363,7 @@ typedef struct moe4_result {
     moe4_write write;      /* ADD: y = round(y + sum) */
     float *logits;         /* [T, E], as used (router calls) */
     int32_t *ids;          /* [T, A], slots in descending order of selection */
-    float *weights;        /* [T, A]; bf16 values widened, but for unpacked f32 input */
+    float *weights;        /* [T, A]; bf16 values widened, but for unpacked f32 input; 1 when used on the input */
     int16_t *replay;       /* [replay_rows, A] global ids; rows >= T untouched; router calls */
     int64_t replay_rows;   /* at least T */
     void *intermediate;    /* [R, I] after the activation: BF16, or e4m3 codes in quantised modes */
