@@ -9,7 +9,7 @@
 
 enum { BLOCK = 32, OUTLIER_PERIOD = 100, OUTLIER_PHASE = 37 };
 static const float outlier_factor = 20.0f, weight_sd = 0.02f, bias_sd = 0.1f;
-static const double row_spread_sigma = 0.48;
+static const double row_spread_sigma = 0.5;
 
 /* A bijection of 64-bit numbers whose every output bit depends on every input bit (the finaliser of splitmix64). */
 static uint64_t mix(uint64_t x)
