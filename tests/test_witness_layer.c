@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "fixture.h"
+#include "identity.h"
 #include "ref.h"
 #include "witness.h"
 
@@ -246,48 +247,6 @@ static void shared_experts_as_extra_experts(void **state)
 
 /* ---- A layer that changes nothing ---- */
 
-/* H = I, both matrices the identity, no gate, one expert with weight 1. */
-static moe4_layer *identity_layer(moe4_context *context, int64_t size)
-{
-    struct buffers buffers = {BUFFERS_GUARD_BEFORE, NULL};
-    uint8_t *codes = buffers_allocate(&buffers, (size_t)(size * size / 2));
-    uint8_t *scales = buffers_allocate(&buffers, (size_t)(size * size / 32));
-    memset(codes, 0, (size_t)(size * size / 2));
-    memset(scales, 127, (size_t)(size * size / 32));
-    for (int64_t row = 0; row < size; row++) set_code(codes + row * size / 2, row, 2);
-    const moe4_matrix identity = {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE};
-    const moe4_expert expert = {identity, identity};
-    moe4_layer_config config = MOE4_LAYER_CONFIG_INIT;
-    config.hidden_size = config.intermediate_size = size;
-    config.n_experts = 1;
-    config.gate_up = MOE4_GATE_UP_NONE;
-    config.activation = MOE4_ACTIVATION_IDENTITY;
-    moe4_layer *layer = layer_open(context, &config, &expert);
-    buffers_release(&buffers);
-    return layer;
-}
-
-/* Runs T rows of 32 elements through it. */
-static void pass(moe4_context *context, const moe4_layer *layer, moe4_batch *batch, const moe4_result *result)
-{
-    struct buffers buffers = {BUFFERS_GUARD_BEFORE, NULL};
-    const int64_t n = batch->n_tokens;
-    int32_t *ids = buffers_allocate(&buffers, (size_t)n * sizeof *ids);
-    float *weights = buffers_allocate(&buffers, (size_t)n * sizeof *weights);
-    moe4_topk topk = MOE4_TOPK_INIT;
-    for (int64_t t = 0; t < n; t++) {
-        ids[t] = 0;
-        weights[t] = 1.0f;
-    }
-    topk.top_k = 1;
-    topk.ids = ids;
-    topk.weights = weights;
-    must(context, "identity", moe4_workspace_bytes(context, layer, batch->compute, n, 1, &batch->workspace_bytes));
-    batch->workspace = buffers_allocate(&buffers, batch->workspace_bytes);
-    must(context, "identity", moe4_forward_experts(context, layer, batch, &topk, result));
-    buffers_release(&buffers);
-}
-
 /* x in f32 comes out as torch rounds it: to bf16 on the way in, then to the format of y. */
 static void inputs_and_outputs_round_as_torch(void **state)
 {
@@ -298,7 +257,7 @@ static void inputs_and_outputs_round_as_torch(void **state)
     const int64_t n = golden_find(file, "x")->shape[0];
     for (int32_t level = 0; level < n_levels; level++) {
         moe4_context *context = context_open(levels[level], 1);
-        moe4_layer *layer = identity_layer(context, 32);
+        moe4_layer *layer = identity_layer(context, 32, 1);
         static const struct {
             const char *name, *word;
             moe4_dtype dtype;
@@ -314,7 +273,7 @@ static void inputs_and_outputs_round_as_torch(void **state)
             batch.x_dtype = MOE4_DTYPE_F32;
             result.y = y;
             result.y_dtype = outputs[i].dtype;
-            pass(context, layer, &batch, &result);
+            identity_pass(context, layer, &batch, &result);
             assert_memory_equal(y, golden_data(file, outputs[i].name, outputs[i].word, n * 32), bytes);
             free(y);
         }
@@ -338,7 +297,7 @@ static void mxfp8_quantised_as_torchao(void **state)
     for (int32_t level = 0; level < n_levels; level++)
         for (int quantised = 0; quantised < 2; quantised++) { /* by us; by the witness */
             moe4_context *context = context_open(levels[level], 1);
-            moe4_layer *layer = identity_layer(context, 32);
+            moe4_layer *layer = identity_layer(context, 32, 1);
             moe4_batch batch = MOE4_BATCH_INIT;
             moe4_result result = MOE4_RESULT_INIT;
             batch.n_tokens = n;
@@ -350,7 +309,7 @@ static void mxfp8_quantised_as_torchao(void **state)
             result.y_dtype = MOE4_DTYPE_F32;
             result.intermediate = codes;
             result.intermediate_scale = scales;
-            pass(context, layer, &batch, &result);
+            identity_pass(context, layer, &batch, &result);
             assert_memory_equal(scales, golden_data(file, "again_scales", "U8", n), (size_t)n);
             assert_memory_equal(codes, golden_data(file, "again_codes", "U8", n * 32), (size_t)n * 32);
             assert_memory_equal(y, golden_data(file, "passed", "F32", n * 32), (size_t)n * 32 * sizeof *y);
