@@ -42,10 +42,9 @@ struct bench {
 /* One (shape, tokens) and what was measured. */
 struct point {
     int64_t n_tokens;
-    double *ms, *floor_ms, *ratio, *gbs; /* one a repetition */
-    double n_touched;                    /* experts, mean over repetitions */
-    double flops;                        /* of one call */
-    double worst_ratio;                  /* of the check */
+    double *ms, *n_touched, *floor_ms, *ratio, *gbs; /* one a repetition; n_touched: experts */
+    double flops;                                    /* of one call */
+    double worst_ratio;                              /* of the check */
 };
 
 /* ---- Set-up ------------------------------------------------------------------------------------------------------ */
@@ -129,8 +128,7 @@ static int point_repeat(struct bench *bench, struct point *point, struct pass *p
     if (i < 0) return EXIT_OK;
     pass_count_local(pass, &bench->config, &n_touched, &n_rows);
     point->ms[i] = ms;
-    point->gbs[i] = (double)n_touched; /* becomes GB/s when the call is judged */
-    point->n_touched += (double)n_touched / (double)bench->repeat;
+    point->n_touched[i] = (double)n_touched;
     return EXIT_OK;
 }
 
@@ -149,7 +147,7 @@ static int point_time(struct bench *bench, struct point *point)
 static void point_judge(const struct bench *bench, struct point *point)
 {
     for (int64_t i = 0; i < bench->repeat; ++i) {
-        double bytes = point->gbs[i] * expert_bytes(bench);
+        double bytes = point->n_touched[i] * expert_bytes(bench);
         double reading = 1e-6 * bytes / bench->machine.bandwidth_gbs;
         double multiplying = 1e-6 * point->flops / bench->machine.rate_gflops;
         point->floor_ms[i] = reading > multiplying ? reading : multiplying;
@@ -160,7 +158,7 @@ static void point_judge(const struct bench *bench, struct point *point)
 
 struct point_summary {
     double median, p10, p90; /* ms */
-    double gbs, gflops, floor_ms, ratio;
+    double n_touched, gbs, gflops, floor_ms, ratio;
 };
 
 static struct point_summary point_summarize(const struct bench *bench, const struct point *point)
@@ -171,6 +169,7 @@ static struct point_summary point_summarize(const struct bench *bench, const str
         .median = median,
         .p10 = quantile(point->ms, n, 0.1),
         .p90 = quantile(point->ms, n, 0.9),
+        .n_touched = quantile(point->n_touched, n, 0.5),
         .gbs = quantile(point->gbs, n, 0.5),
         .gflops = 1e-6 * point->flops / median,
         .floor_ms = quantile(point->floor_ms, n, 0.5),
@@ -196,7 +195,7 @@ static void point_print_json(const struct bench *bench, const struct point *poin
     json_put_integer(line, "hidden_size", bench->config.hidden_size);
     json_put_integer(line, "intermediate_size", bench->config.intermediate_size);
     json_put_integer(line, "repeat", bench->repeat);
-    json_put_real(line, "experts_touched", point->n_touched);
+    json_put_real(line, "experts_touched", summary->n_touched);
     json_put_real(line, "ms_median", summary->median);
     json_put_real(line, "ms_p10", summary->p10);
     json_put_real(line, "ms_p90", summary->p90);
@@ -218,11 +217,16 @@ static void point_print_json(const struct bench *bench, const struct point *poin
 static void point_print(const struct bench *bench, const struct point *point)
 {
     const struct point_summary summary = point_summarize(bench, point);
+    if (summary.ratio < 0.95)
+        note(
+            "%lld tokens: faster than the machine was measured to be: something else ran meanwhile, or the weights fit "
+            "into a cache",
+            (long long)point->n_tokens);
     if (bench->json) {
         point_print_json(bench, point, &summary);
         return;
     }
-    printf("%7lld %8.0f %10.4f %10.4f %10.4f %8.2f %9.1f %10.4f %7.3f\n", (long long)point->n_tokens, point->n_touched,
+    printf("%7lld %8.0f %10.4f %10.4f %10.4f %8.2f %9.1f %10.4f %7.3f\n", (long long)point->n_tokens, summary.n_touched,
            summary.median, summary.p10, summary.p90, summary.gbs, summary.gflops, summary.floor_ms, summary.ratio);
     fflush(stdout);
 }
@@ -232,12 +236,13 @@ static int bench_point(struct bench *bench, int64_t n_tokens)
     struct point point = {.n_tokens = n_tokens};
     double *values;
     int64_t n = bench->repeat;
-    int code = allocate(&values, 4 * n, sizeof *values, "measurements");
+    int code = allocate(&values, 5 * n, sizeof *values, "measurements");
     if (code) return code;
     point.ms = values;
-    point.floor_ms = values + n;
-    point.ratio = values + 2 * n;
-    point.gbs = values + 3 * n;
+    point.n_touched = values + n;
+    point.floor_ms = values + 2 * n;
+    point.ratio = values + 3 * n;
+    point.gbs = values + 4 * n;
     code = point_verify(bench, &point);
     if (!code) {
         bench->machine = (struct probe_result){0}; /* right before and right after; the better counts */
