@@ -9,6 +9,7 @@
 #include "generate.h"
 #include "memory.h"
 #include "message.h"
+#include "moe4/tune.h"
 #include "options.h"
 #include "pass.h"
 #include "probe.h"
@@ -25,6 +26,7 @@ static const char *const backend_words[] = {"cpu", NULL};
 
 struct bench {
     int shape_index, isa, backend, compute, pattern, json;
+    const char *tuning_file;
     struct integer_list tokens;
     int64_t n_threads, repeat, n_experts, H, I;
 
@@ -289,6 +291,8 @@ static void bench_print_machine(const struct bench *bench)
 static int bench_run(struct bench *bench)
 {
     int code = context_open((moe4_isa)bench->isa, bench->n_threads, &bench->context, &bench->info);
+    if (!code && bench->tuning_file && moe4_tuning_load(bench->context, bench->tuning_file) != MOE4_OK)
+        code = fail_library(bench->context);
     if (!code) code = bench_prepare(bench);
     if (!code && !bench->json) bench_print_head(bench);
     for (int32_t i = 0; !code && i < bench->tokens.count; ++i) code = bench_point(bench, bench->tokens.values[i]);
@@ -313,6 +317,7 @@ int cmd_bench(int argc, char **argv)
         option_word("--activation-dtype", compute_words, &bench.compute, "activations' format in the GEMMs (bf16)"),
         option_word("--routing", load_pattern_names, &bench.pattern, "how tokens spread over experts (uniform)"),
         option_integer("--repeat", "N", &bench.repeat, 1, 10000, "timed calls a point (21)"),
+        option_text("--tuning", "FILE", &bench.tuning_file, "what moe4 tune has measured on this machine"),
         option_integer("--experts", "E", &bench.n_experts, 1, 32767, "for small tests: other than the shape's"),
         option_integer("--hidden", "H", &bench.H, 32, 1 << 20, "the same"),
         option_integer("--intermediate", "I", &bench.I, 32, 1 << 20, "the same"),

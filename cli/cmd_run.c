@@ -9,6 +9,7 @@
 #include "memory.h"
 #include "message.h"
 #include "model.h"
+#include "moe4/tune.h"
 #include "options.h"
 #include "oracle.h"
 #include "pass.h"
@@ -27,7 +28,7 @@ typedef enum run_backend { BACKEND_AUTO, BACKEND_REF, BACKEND_CPU } run_backend;
 static const char *const backend_words[] = {"auto", "ref", "cpu", NULL};
 
 struct run {
-    const char *path, *input_file, *output_file;
+    const char *path, *input_file, *output_file, *tuning_file, *prepared_file;
     int64_t layer_number, n_tokens, seed, n_threads, repeat;
     struct integer_pair experts;
     int backend, compute, isa, routing, deferred, replay, stages, check, json;
@@ -68,6 +69,8 @@ static int run_ask(const struct run *run)
 static int run_open(struct run *run)
 {
     int code = context_open((moe4_isa)run->isa, run->n_threads, &run->context, &run->info);
+    if (!code && run->tuning_file && moe4_tuning_load(run->context, run->tuning_file) != MOE4_OK)
+        code = fail_library(run->context);
     if (!code) code = model_open(run->context, run->path, run->layer_number, run->experts, &run->model);
     if (code) return code;
     if (run->input_file)
@@ -113,7 +116,8 @@ static int run_cpu(struct run *run)
 {
     struct probe *probe = NULL;
     struct probe_result measured = {0};
-    int code = model_prepare(&run->model, run->context, &run->layer);
+    int code = run->prepared_file ? model_load(&run->model, run->context, run->prepared_file, &run->layer)
+                                  : model_prepare(&run->model, run->context, &run->layer);
     if (!code && moe4_layer_describe(run->layer, &run->layer_info) != MOE4_OK) code = fail_library(run->context);
     if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
     if (!code) code = run_time(run);
@@ -301,6 +305,9 @@ int cmd_run(int argc, char **argv)
         option_integer("--threads", "N", &run.n_threads, 1, 1024, "threads (as many as the process may use)"),
         option_word("--activation-dtype", compute_words, &run.compute, "activations' format in the GEMMs (bf16)"),
         option_pair("--experts", "FIRST:COUNT", &run.experts, 0, 32767, "hold only these experts; others add nothing"),
+        option_text("--tuning", "FILE", &run.tuning_file, "what moe4 tune has measured on this machine"),
+        option_text("--prepared", "FILE", &run.prepared_file,
+                    "file that keeps the prepared layer: used if it is of this checkpoint, else written"),
         option_flag("--check", &run.check, "compare a sample of tokens with the oracle, stage by stage"),
         option_integer("--repeat", "N", &run.repeat, 1, MAX_REPEAT, "calls to time (about a second's worth)"),
         option_flag("--json", &run.json, "report as one JSON object"),

@@ -19,6 +19,7 @@ static const struct {
     {"check", cmd_check, "compare every kernel with the oracle"},
     {"route", cmd_route, "route tokens: logits to expert ids and weights"},
     {"bench", cmd_bench, "time a layer against what the machine can do"},
+    {"tune", cmd_tune, "measure how this machine runs a layer fastest"},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };
 

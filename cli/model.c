@@ -56,6 +56,18 @@ int model_prepare(struct model *model, moe4_context *context, moe4_layer **layer
     return status == MOE4_OK ? EXIT_OK : fail_library(context);
 }
 
+int model_load(struct model *model, moe4_context *context, const char *file, moe4_layer **layer)
+{
+    char key[33];
+    if (moe4_layer_reader_key(model->reader, key) != MOE4_OK) return fail("%s: the layer has no key", file);
+    if (moe4_layer_load(context, file, key, MOE4_MAPPING_NONE, layer) == MOE4_OK) return EXIT_OK;
+    note("%s", moe4_context_message(context));
+    int code = model_prepare(model, context, layer);
+    if (!code && moe4_layer_save(context, *layer, key, file) != MOE4_OK) code = fail_library(context);
+    if (!code) note("%s: written, for the next time", file);
+    return code;
+}
+
 void model_close(struct model *model)
 {
     moe4_layer_reader_close(model->reader);

@@ -27,6 +27,10 @@ moe4_expert_source model_source(struct model *model);
 /* Reads and prepares the layer, with a progress bar. */
 int model_prepare(struct model *model, moe4_context *context, moe4_layer **layer);
 
+/* The same from a file that model_load has written before; where that does not fit the checkpoint, as it is now, or is
+ * not there, from the checkpoint, and writes the file. */
+int model_load(struct model *model, moe4_context *context, const char *file, moe4_layer **layer);
+
 void model_close(struct model *model);
 
 #endif

@@ -57,6 +57,21 @@ expect 0 run "$model" --activation-dtype mxfp8 --tokens 9 --check --json --stage
 json activation_dtype=mxfp8 check.ok=true
 grep -aq '"intermediate_scale"' "$part" || die "no scales of the intermediate"
 
+# A tuning and a prepared layer change nothing; each is made once, and refused where it does not belong.
+expect 0 tune "$model" --output "$work/tuning.json" --max-tokens 12 --ms 1 --json
+json tokens ms default_ms tile_tokens claim_share
+expect 0 run "$model" --tokens 9 --seed 3 --tuning "$work/tuning.json" --prepared "$work/layer" --output "$part"
+says "$err" "written, for the next time"
+match equal "$part" output "$full" output
+expect 0 run "$model" --tokens 9 --seed 3 --prepared "$work/layer" --output "$part"
+[ ! -s "$err" ] || die "the prepared layer was not used"
+match equal "$part" output "$full" output
+expect 0 run "$model" --layer 1 --tokens 9 --prepared "$work/layer"
+says "$err" "source is "
+expect 1 run "$model" --isa c --tuning "$work/tuning.json"
+says "$err" "isa is "
+expect 0 bench --experts 4 --hidden 64 --intermediate 64 --tokens 1 --repeat 1 --tuning "$work/tuning.json"
+
 # Inputs that do not fit.
 expect 1 run "$model" --input "$full"
 says "$err" "no tensor \"hidden_states\""
