@@ -12,7 +12,6 @@
 #include "call.h"
 #include "identity.h"
 #include "ref.h"
-#include "tuning.h"
 
 static moe4_isa levels[MAX_LEVELS];
 static int32_t n_levels;
@@ -378,39 +377,6 @@ static void mxfp8_input_beyond_bf16_is_rounded_to_it(void **state)
     moe4_context_destroy(context);
 }
 
-/* ---- Tactics ---- */
-
-static void tactics_change_no_bit(void **state)
-{
-    (void)state;
-    static const moe4_tactic tactics[] = {{4, 1}, {5, 64}, {7, 3}, {12, 16}};
-    struct buffers buffers = {BUFFERS_PLAIN, NULL};
-    moe4_layer_config config = layer_config(96, 160, 5, 2);
-    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 3};
-    moe4_context *context = context_open(MOE4_ISA_AUTO, 2);
-    moe4_layer *layer = layer_open(context, &config, weights_create(&buffers, &config, &weights));
-    struct call_plan plan = {.n_tokens = 70};
-    struct call plain = call_create(&buffers, &config, &plan);
-    call_must_run(&buffers, context, layer, &plain);
-    for (size_t i = 0; i < sizeof tactics / sizeof *tactics; i++) {
-        moe4_tuning_entry entry = MOE4_TUNING_ENTRY_INIT;
-        entry.hidden_size = 96;
-        entry.intermediate_size = 160;
-        entry.n_local_experts = 5;
-        entry.top_k = 2;
-        entry.n_tokens = moe4_tuning_bucket(70, 128);
-        entry.tactic = tactics[i];
-        assert_int_equal(tuning_put(context, &entry), MOE4_OK);
-        assert_int_equal(tuning_find(context, layer, MOE4_COMPUTE_BF16, 70, 2).tile_tokens, tactics[i].tile_tokens);
-        struct call call = call_create(&buffers, &config, &plan);
-        call_must_run(&buffers, context, layer, &call);
-        call_compare(&plain, &call);
-    }
-    moe4_layer_destroy(layer);
-    moe4_context_destroy(context);
-    buffers_release(&buffers);
-}
-
 int main(void)
 {
     n_levels = isa_levels(levels);
@@ -426,7 +392,6 @@ int main(void)
         cmocka_unit_test(the_intermediate_is_bf16_before_it_is_mxfp8),
         cmocka_unit_test(weights_on_the_input_come_before_quantisation),
         cmocka_unit_test(mxfp8_input_beyond_bf16_is_rounded_to_it),
-        cmocka_unit_test(tactics_change_no_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
