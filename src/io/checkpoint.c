@@ -105,6 +105,7 @@ static int32_t layer_mark(const moe4_tensor *tensor, enum piece piece)
 static moe4_status mark_layer(moe4_context *context, moe4_checkpoint *checkpoint, const moe4_tensor *tensor)
 {
     struct place place;
+    const char *config_name = checkpoint->family == &family_gguf ? "its metadata" : "config.json";
     int32_t E = checkpoint->model.layer.n_experts;
     if (!spelling_parse(checkpoint->family, &checkpoint->spelling, checkpoint->model.n_layers, tensor->name, &place))
         return MOE4_OK;
@@ -116,8 +117,8 @@ static moe4_status mark_layer(moe4_context *context, moe4_checkpoint *checkpoint
             show_file(tensor->file).text, show_name(tensor->name).text, place.layer_number, checkpoint->n_all);
     if (place.expert >= E)
         return context_fail(context, MOE4_EFORMAT,
-                            "%s: tensor \"%s\" is of expert %" PRId32 ", but config.json has %" PRId32 " experts",
-                            show_file(tensor->file).text, show_name(tensor->name).text, place.expert, E);
+                            "%s: tensor \"%s\" is of expert %" PRId32 ", but %s has %" PRId32 " experts",
+                            show_file(tensor->file).text, show_name(tensor->name).text, place.expert, config_name, E);
     checkpoint->layers[place.layer_number] |= layer_mark(tensor, place.suffix->piece);
     return MOE4_OK;
 }
