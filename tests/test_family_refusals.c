@@ -250,6 +250,10 @@ static void test_contradictions(void **state)
         {"qwen3", "\"hidden_size\": 64", "\"hidden_size\": 96", 1, MOE4_EFORMAT,
          "is BF16 [4, 64], expected BF16 [4, 96]"},
         {"qwen3", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false", 1, MOE4_OK, NULL},
+        {"ling", "\"n_group\": 2", "\"n_group\": 3", 1, MOE4_EFORMAT,
+         "n_group is 3, expected a divisor of the 4 experts"},
+        {"ling", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 3", 1, MOE4_EFORMAT,
+         "top_k is 3, but topk_group 1"},
         {"quark", "qwen3_moe", "qwen3_next", 0, MOE4_EINVAL, "layer 0 is not here"},
     };
     struct fixture *fixture = *state;
