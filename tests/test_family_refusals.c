@@ -123,6 +123,7 @@ static void test_configs(void **state)
         {"quark", "\"dtype\": \"fp4\"", "\"dtype\": \"fp8\"", MOE4_EUNSUPPORTED, "weights of dtype fp4"},
         {"quark", "\"group_size\": 32", "\"group_size\": 16", MOE4_EUNSUPPORTED, "group_size 32"},
         {"quark", "per_group", "per_tensor", MOE4_EUNSUPPORTED, "qscheme per_group"},
+        {"quark", "\"lm_head\"", "7", MOE4_EFORMAT, "exclude is an array, expected a list of names"},
         {"quark", "e8m0", "fp8", MOE4_EUNSUPPORTED, "scale_format e8m0"},
         {"quark", "\"pack_method\": \"reorder\"", "\"pack_method\": \"x\"", MOE4_EUNSUPPORTED, "pack_method is \"x\""},
         /* modelopt, MLX */
@@ -254,6 +255,11 @@ static void test_contradictions(void **state)
          "n_group is 3, expected a divisor of the 4 experts"},
         {"ling", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 3", 1, MOE4_EFORMAT,
          "top_k is 3, but topk_group 1"},
+        {"quark", "lm_head", "*.experts.3.*", 1, MOE4_EFORMAT,
+         "experts.3.gate_proj.weight\" is U8 [32, 32], but config.json excludes \"*.experts.3.*\""},
+        {"quark", "lm_head", "model.layers.1.mlp.experts.0.down_proj", 1, MOE4_EFORMAT, "experts.0.down_proj\" from"},
+        {"quark", "lm_head", "model.layers.0.mlp.experts*", 1, MOE4_OK, NULL},
+        {"quark", "lm_head", "*.experts.3", 1, MOE4_OK, NULL},
         {"quark", "qwen3_moe", "qwen3_next", 0, MOE4_EINVAL, "layer 0 is not here"},
     };
     struct fixture *fixture = *state;
