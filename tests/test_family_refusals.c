@@ -299,6 +299,50 @@ static void test_equivalent_names(void **state)
     }
 }
 
+/* Words that mean what the usual ones do. */
+static void test_equivalent_configs(void **state)
+{
+    static const struct {
+        const char *family, *old, *new;
+    } cases[] = {
+        {"mlx", "\"quantization\"", "\"quantization_config\": {\"quant_method\": \"mxfp4\"}, \"quantization\""},
+        {"mlx", "\"quantization\"", "\"quantization_config\""},
+        {"qwen3", "\"num_experts\"", "\"num_local_experts\""},
+        {"kimi_k3", "num_experts_per_token", "num_experts_per_tok"},
+        {"kimi_k3", "\"model_type\": \"kimi_k3\"", "\"model_type\": \"kimi_k3_text\""},
+        {"kimi_k3", "\"moe_router_activation_func\": \"sigmoid\",", ""},
+        {"ling", "\"score_function\": \"sigmoid\",", "\"score_function\": null,"},
+        {"quark", "\"weight\": {", "\"weight\": {\"x\": [{}], "},
+        {"deepseek_v4", "\"num_hash_layers\": 1,", "\"num_hash_layers\": 1, \"n_group\": 1, \"topk_group\": 1,"},
+    };
+    struct fixture *fixture = *state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        copy_tensors(fixture, cases[i].family, "{", "{", 0);
+        copy_config(fixture, cases[i].family, cases[i].old, cases[i].new);
+        moe4_status status = open_layer(fixture, 1);
+        if (status != MOE4_OK) fail_msg("%s, %s: %s", cases[i].family, cases[i].new, fixture->test.context.message);
+    }
+}
+
+/* modelopt's own file, alone and beside a config that names modelopt. */
+static void test_modelopt_file(void **state)
+{
+    static const char own[] = "{\"quantization\": {\"quant_algo\": \"W4A16_MXFP4\", \"group_size\": 32}}";
+    static const char other[] = "{\"quantization\": {\"quant_algo\": \"W4A16_AWQ\"}}";
+    struct fixture *fixture = *state;
+    copy_tensors(fixture, "modelopt", "{", "{", 0);
+    copy_config(fixture, "modelopt", "\"quantization_config\"", "\"x\"");
+    assert_refused(&fixture->test, open_layer(fixture, 1), MOE4_EUNSUPPORTED, "quant_method is missing");
+    scratch_write(&fixture->scratch, "hf_quant_config.json", own, sizeof own - 1);
+    assert_int_equal(open_layer(fixture, 1), MOE4_OK);
+    copy_config(fixture, "modelopt", "\"quant_algo\"", "\"x\"");
+    assert_int_equal(open_layer(fixture, 1), MOE4_OK);
+    scratch_write(&fixture->scratch, "hf_quant_config.json", other, sizeof other - 1);
+    assert_refused(&fixture->test, open_layer(fixture, 1), MOE4_EUNSUPPORTED, "quant_algo is \"W4A16_AWQ\"");
+    scratch_write(&fixture->scratch, "hf_quant_config.json", "{", 1);
+    assert_refused(&fixture->test, open_layer(fixture, 1), MOE4_EFORMAT, "hf_quant_config.json: byte");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,6 +350,8 @@ int main(void)
         FILE_TEST(test_tensors),
         FILE_TEST(test_contradictions),
         FILE_TEST(test_equivalent_names),
+        FILE_TEST(test_equivalent_configs),
+        FILE_TEST(test_modelopt_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
