@@ -94,7 +94,7 @@ static void test_tensors_of_a_layer(void **state)
         {{"router.weight", {0}}, "tensor \"" LAYER "router.weight\" is missing, expected BF16 [8, 64]"},
         {{"router.bias", {0}}, "router.bias\" is missing, expected BF16 [8]"},
         {{"router.weight", {.dtype = "BF16", .rank = 2, .shape = {64, 8}}}, "is BF16 [64, 8], expected BF16 [8, 64]"},
-        {{"router.bias", {.dtype = "F64", .rank = 1, .shape = {8}}}, "is F64 [8], expected BF16, F16 or F32 [8]"},
+        {{"router.bias", {.dtype = "I32", .rank = 1, .shape = {8}}}, "is I32 [8], expected BF16, F16 or F32 [8]"},
         {{"gate_up_proj_blocks", {.dtype = "U8", .rank = 4, .shape = {8, 192, 2, 15}}},
          "is U8 [8, 192, 2, 15], expected U8 [8, 192, 2, 16]"},
         {{"gate_up_proj_blocks", {.dtype = "U8", .rank = 4, .shape = {8, 192, 16, 2}}},

@@ -190,12 +190,14 @@ struct plan {
     moe4_dtype source_dtypes[N_SOURCES];
     moe4_dtype bias_dtypes[N_MATRICES];      /* of the experts */
     int64_t part_bytes[N_MATRICES][N_PARTS]; /* of one expert; 0 = none */
-    struct slice *slices;                    /* [n_local, MAX_SLICES], the first n_slices of each row used */
+    struct slice *slices;                    /* [n_local, MAX_SLICES], the first n_slices of each row used; released
+                                                by the plan's owner, also after a failure; NULL = none */
     int32_t n_slices;
 };
 
 /* plan.c: finds and checks every tensor of the plan's layer and fills the rest of it. */
 moe4_status plan_fill(moe4_context *context, struct plan *plan);
+size_t plan_slices_bytes(const struct plan *plan);
 
 /* ---- Finding tensors (tensor_find.c) ----------------------------------------------------------------------------- */
 

@@ -39,11 +39,6 @@ static moe4_status check_range(moe4_context *context, int32_t E, moe4_reader_opt
     return MOE4_OK;
 }
 
-static size_t slices_bytes(const struct plan *plan)
-{
-    return (size_t)plan->n_local * MAX_SLICES * sizeof *plan->slices;
-}
-
 static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, const moe4_checkpoint *checkpoint,
                               int32_t layer_number)
 {
@@ -57,8 +52,6 @@ static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, 
         .first_expert = reader->options.first_expert,
         .n_local = reader->options.n_experts,
     };
-    plan->slices = memory_allocate_zeroed(&reader->allocator, slices_bytes(plan));
-    if (!plan->slices) return context_fail_memory(context, "a layer's plan", slices_bytes(plan));
     moe4_status status = plan_fill(context, plan);
     reader->config = plan->config;
     return status;
@@ -149,7 +142,7 @@ void moe4_layer_reader_close(moe4_layer_reader *reader)
     if (!reader) return;
     moe4_allocator allocator = reader->allocator;
     const struct plan *plan = &reader->plan;
-    memory_release(&allocator, plan->slices, slices_bytes(plan));
+    memory_release(&allocator, plan->slices, plan_slices_bytes(plan));
     memory_release(&allocator, reader->buffer, (size_t)reader->buffer_bytes);
     memory_release(&allocator, reader->router, (size_t)reader->router_bytes);
     memory_release(&allocator, reader, sizeof *reader);

@@ -243,6 +243,18 @@ static void settle_method(struct plan *plan)
     }
 }
 
+size_t plan_slices_bytes(const struct plan *plan)
+{
+    return (size_t)plan->n_local * MAX_SLICES * sizeof *plan->slices;
+}
+
+/* Only once the router's weight has shown that the file, too, is one of so many experts. */
+static moe4_status allocate_slices(moe4_context *context, struct plan *plan)
+{
+    plan->slices = memory_allocate_zeroed(&context->allocator, plan_slices_bytes(plan));
+    return plan->slices ? MOE4_OK : context_fail_memory(context, "a layer's plan", plan_slices_bytes(plan));
+}
+
 moe4_status plan_fill(moe4_context *context, struct plan *plan)
 {
     const struct model *model = plan->model;
@@ -253,6 +265,7 @@ moe4_status plan_fill(moe4_context *context, struct plan *plan)
         plan->config.limit = (moe4_param){limit > 0.0f ? MOE4_SAME : MOE4_ABSENT, limit, NULL};
     }
     moe4_status status = plan_router(context, plan);
+    if (status == MOE4_OK) status = allocate_slices(context, plan);
     if (status == MOE4_OK) status = plan_experts(context, plan);
     settle_method(plan);
     return status;
