@@ -310,7 +310,7 @@ int cmd_inspect(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     moe4_context_info device = MOE4_CONTEXT_INFO_INIT;
     inspect.info = (moe4_checkpoint_info)MOE4_CHECKPOINT_INFO_INIT;
-    code = context_open(MOE4_ISA_AUTO, 1, &inspect.context, &device);
+    code = context_open(MOE4_ISA_AUTO, 1, NULL, &inspect.context, &device);
     if (!code && moe4_checkpoint_open(inspect.context, inspect.path, &inspect.checkpoint) != MOE4_OK)
         code = fail_library(inspect.context);
     if (!code && moe4_checkpoint_describe(inspect.checkpoint, &inspect.info) != MOE4_OK)
