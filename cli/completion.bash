@@ -1,12 +1,31 @@
-# bash completion of moe4: the command's own help names its verbs and their options.
+# Completion of the moe4 command for bash.  Verbs, options and their words come from the command's own --help.
+
 _moe4()
 {
-    local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} words=
+    local command=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+    local verb=${COMP_WORDS[1]-} help words
+    COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        words=$("$program" --help 2>/dev/null | sed -n 's/^  \([a-z][a-z]*\)  .*/\1/p')
-    elif [[ $word == -* ]]; then
-        words=$("$program" "${COMP_WORDS[1]}" --help 2>/dev/null | grep -o -e '--[a-z][a-z-]*' | sort -u)
+        words=$("$command" --help 2>/dev/null | sed -n 's/^  \([a-z][a-z]*\)  *.*/\1/p')
+        [[ $word == -* ]] && words="--help --version"
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+        return
     fi
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+    # Lists of words may go on in a next line after a |.
+    help=$("$command" "$verb" --help 2>/dev/null | sed -e ':more' -e '/|$/{N;s/|\n */|/;b more' -e '}')
+    if [[ $word == -* ]]; then
+        words=$(sed -n 's/^  \(--[a-z-]*\).*/\1/p' <<<"$help")
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+        return
+    fi
+    words=
+    [[ $previous == --* ]] && words=$(sed -n "s/^  $previous \([a-z0-9_.|-]*\)\( .*\)*\$/\1/p" <<<"$help" | tr '|' ' ')
+    if [[ $words ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+    else
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    fi
 }
-complete -o default -F _moe4 moe4
+
+complete -F _moe4 moe4

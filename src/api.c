@@ -188,6 +188,11 @@ static moe4_status check_batch(moe4_context *context, const moe4_layer *layer, m
 {
     if (!batch->x) return context_fail(context, MOE4_EINVAL, "x is NULL");
     TRY(resolve_stride(context, "ldx", layer->H, &batch->ldx));
+    int is_quantised = batch->x_dtype == MOE4_DTYPE_F8_E4M3;
+    if (is_quantised != (batch->x_scale != NULL))
+        return context_fail(context, MOE4_EINVAL, "x_scale is %s, but x is %s", is_quantised ? "NULL" : "given",
+                            is_quantised ? "f8_e4m3, which needs it" : "not quantised");
+    if (is_quantised) TRY(resolve_stride(context, "ldx_scale", layer->H / BLOCK_SIZE, &batch->ldx_scale));
     if (batch->stream) return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
     if (!batch->router_x) {
         batch->router_x = batch->x;
@@ -228,6 +233,10 @@ static moe4_status check_logits(moe4_context *context, const moe4_layer *layer, 
     if (logits->logits) return resolve_stride(context, "logits.ld", layer->E, &logits->ld);
     if (!layer->router_size)
         return context_fail(context, MOE4_EINVAL, "logits are NULL, but the layer has no router of its own");
+    if (batch->router_x_dtype == MOE4_DTYPE_F8_E4M3)
+        return context_fail(
+            context, MOE4_EUNSUPPORTED,
+            "the layer's own router needs bf16, f16 or f32, but x is f8_e4m3: bring logits or router_x");
     if (batch->router_x == batch->x && layer->router_size != layer->H)
         return context_fail(context, MOE4_EINVAL,
                             "router_x is NULL, but the router sees %lld columns and x has hidden_size %lld",

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/convert.h"
 #include "base/dims.h"
+#include "base/dtype.h"
 #include "context.h"
 
 #define MAX_SIZE ((int64_t)1 << 24) /* of H, I and the router's width: products of two stay far below 2^63 */
@@ -78,11 +79,6 @@ static moe4_status validate_experts(struct moe4_context *context, const moe4_lay
     return MOE4_OK;
 }
 
-static int is_float(moe4_dtype dtype)
-{
-    return dtype == MOE4_DTYPE_F32 || dtype == MOE4_DTYPE_F16 || dtype == MOE4_DTYPE_BF16;
-}
-
 static moe4_status validate_router(struct moe4_context *context, const moe4_layer_config *config)
 {
     const moe4_router *router = &config->router;
@@ -92,12 +88,12 @@ static moe4_status validate_router(struct moe4_context *context, const moe4_laye
     }
     if (config->routing.method == MOE4_ROUTING_NONE)
         return context_fail(context, MOE4_EINVAL, "router.weight is given, but routing.method is none");
-    if (!is_float(router->weight_dtype))
-        return context_fail(context, MOE4_EINVAL, "router.weight_dtype is %d, expected F32, F16 or BF16",
-                            router->weight_dtype);
-    if (router->bias && !is_float(router->bias_dtype))
-        return context_fail(context, MOE4_EINVAL, "router.bias_dtype is %d, expected F32, F16 or BF16",
-                            router->bias_dtype);
+    if (!dtype_is_float(router->weight_dtype))
+        return context_fail(context, MOE4_EINVAL, "router.weight_dtype is %s, expected f32, f16 or bf16",
+                            dtype_name(router->weight_dtype));
+    if (router->bias && !dtype_is_float(router->bias_dtype))
+        return context_fail(context, MOE4_EINVAL, "router.bias_dtype is %s, expected f32, f16 or bf16",
+                            dtype_name(router->bias_dtype));
     if (router->hidden_size < 0 || router->hidden_size > MAX_SIZE)
         return context_fail(context, MOE4_EINVAL, "router.hidden_size is %lld, expected 0 to %lld",
                             (long long)router->hidden_size, (long long)MAX_SIZE);

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 
 #include "base/checked.h"
+#include "base/dtype.h"
 #include "context.h"
 #include "cpu/pool.h"
 #include "cpu/route.h"
@@ -36,8 +37,9 @@ static moe4_status check_call(moe4_context *context, const moe4_routing *routing
     if (routing->method == MOE4_ROUTING_NONE) return context_fail(context, MOE4_EINVAL, "routing.method is none");
     if (!logits->logits || !ids || !weights)
         return context_fail(context, MOE4_EINVAL, "%s is NULL", !logits->logits ? "logits" : !ids ? "ids" : "weights");
-    if (logits->dtype != MOE4_DTYPE_F32 && logits->dtype != MOE4_DTYPE_BF16 && logits->dtype != MOE4_DTYPE_F16)
-        return context_fail(context, MOE4_EINVAL, "logits.dtype is %d, expected F32, BF16 or F16", logits->dtype);
+    if (!dtype_is_float(logits->dtype))
+        return context_fail(context, MOE4_EINVAL, "logits.dtype is %s, expected f32, f16 or bf16",
+                            dtype_name(logits->dtype));
     if (logits->ld && logits->ld < n_experts)
         return context_fail(context, MOE4_EINVAL, "logits.ld is %lld, expected at least %d", (long long)logits->ld,
                             n_experts);
@@ -53,7 +55,7 @@ static moe4_status run_job(moe4_context *context, const moe4_routing *routing, i
     moe4_status status = route_store_bytes(context, routing, n_experts, &store_bytes);
     if (status) return status;
     store_bytes = (size_t)round_up((int64_t)store_bytes, 64);
-    scratch_bytes = (size_t)n_experts * 12 + 64;
+    scratch_bytes = (size_t)round_up((int64_t)n_experts * 12 + 64, 64);
     if (!size_multiply((size_t)pool_width(context->pool), scratch_bytes, &bytes) ||
         !size_add(bytes, store_bytes, &bytes))
         return context_fail(context, MOE4_EINVAL, "the routing's tables do not fit the address space");

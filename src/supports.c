@@ -4,6 +4,7 @@
 
 #include "backend.h"
 #include "base/dims.h"
+#include "base/dtype.h"
 #include "layer.h"
 
 enum { MAX_STRUCT_BYTES = 4096 };
@@ -26,17 +27,6 @@ moe4_status adopt_struct(struct moe4_context *context, const char *name, const v
     return MOE4_OK;
 }
 
-static const char *dtype_name(moe4_dtype dtype)
-{
-    static const char *const names[] = {"none", "f32", "f16", "bf16", "f8_e4m3", "e8m0", "i16", "i32", "i64"};
-    return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown";
-}
-
-static int is_float(moe4_dtype dtype)
-{
-    return dtype == MOE4_DTYPE_F32 || dtype == MOE4_DTYPE_F16 || dtype == MOE4_DTYPE_BF16;
-}
-
 static moe4_status refuse_dtype(struct moe4_context *context, const char *name, moe4_dtype dtype, const char *expected)
 {
     return context_fail(context, MOE4_EINVAL, "%s is %s, expected %s", name, dtype_name(dtype), expected);
@@ -53,7 +43,7 @@ static moe4_status supports_compute(struct moe4_context *context, const moe4_que
     case MOE4_COMPUTE_FP8: break;
     default: return context_fail(context, MOE4_EINVAL, "compute is %d, expected bf16, mxfp8 or fp8", query->compute);
     }
-    if (query->x_dtype && !quantised && !is_float(query->x_dtype))
+    if (query->x_dtype && !quantised && !dtype_is_float(query->x_dtype))
         return refuse_dtype(context, "x_dtype", query->x_dtype, "bf16, f16, f32 or f8_e4m3");
     return MOE4_OK;
 }
@@ -85,11 +75,11 @@ moe4_status supports_call(struct moe4_context *context, const moe4_query *query)
 {
     moe4_status status = supports_compute(context, query);
     if (status) return status;
-    if (query->y_dtype && !is_float(query->y_dtype))
+    if (query->y_dtype && !dtype_is_float(query->y_dtype))
         return refuse_dtype(context, "y_dtype", query->y_dtype, "bf16, f16 or f32");
     if (query->write != MOE4_WRITE_OVERWRITE && query->write != MOE4_WRITE_ADD)
         return context_fail(context, MOE4_EINVAL, "write is %d, expected overwrite or add", query->write);
-    if (query->logits_dtype && !is_float(query->logits_dtype))
+    if (query->logits_dtype && !dtype_is_float(query->logits_dtype))
         return refuse_dtype(context, "logits dtype", query->logits_dtype, "f32, bf16 or f16");
     if (query->logits_dtype && query->weights_dtype)
         return context_fail(context, MOE4_EINVAL, "both logits and ids with weights are given, expected one of them");

@@ -399,12 +399,38 @@ MOE4_API moe4_status moe4_forward_experts(moe4_context *context, const moe4_laye
 MOE4_API moe4_status moe4_route(moe4_context *context, const moe4_routing *routing, int32_t n_experts, int64_t n_tokens,
                                 const moe4_logits *logits, const int32_t *token_ids, int32_t *ids, float *weights);
 
+/* ---- Deferred combine --------------------------------------------------------------------------------------------- */
+
+/* What a call with gemm2_rows, row_map and weights has left undone. */
+typedef struct moe4_deferred {
+    size_t size;
+    int64_t n_tokens;           /* T */
+    int32_t top_k;              /* A */
+    int64_t output_size;        /* columns of a row and of y */
+    const uint16_t *gemm2_rows; /* [n_rows, output_size] bf16 */
+    int64_t n_rows;
+    const int32_t *row_map;     /* [T, A] into gemm2_rows, -1 = not local */
+    const float *weights;       /* [T, A] */
+    float scale;                /* multiplies the sum before the addend; 0 = 1, and then not multiplied at all */
+    const void *addend;         /* [T, output_size], a shared expert's output, say; NULL = none */
+    moe4_dtype addend_dtype;    /* F32, BF16 or F16 */
+    int64_t ld_addend;          /* 0 = output_size */
+} moe4_deferred;
+#define MOE4_DEFERRED_INIT {sizeof(moe4_deferred), 0, 0, 0, 0, 0, 0, 0, 0.0f, 0, MOE4_DTYPE_BF16, 0}
+
+/* Finishes a deferred call: y[t] = round(scale * sum + addend[t]), sum = fp32 fma in slot order from +0 over the slots
+ * whose row_map is not -1.  Without scale and addend the same bits as the call would have given.
+ * Uses y, y_dtype, ldy and write of result; nothing else of it may be set.
+ * Returns MOE4_EINVAL, with y untouched, for a row_map entry outside -1 .. n_rows-1. */
+MOE4_API moe4_status moe4_combine(moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
+
 /* ---- Support -------------------------------------------------------------------------------------------------------- */
 
 /* How the caller spreads a model over devices; all sizes 0 = 1.  Only expert ranges and whole-layer calls are ours to
  * run; what the sizes imply (partial sums to reduce) is the caller's. */
 typedef struct moe4_parallel {
     int32_t tensor_size, expert_size, data_size;
+    int32_t context_size, sequence_size; /* prefill context parallel, sequence parallel */
 } moe4_parallel;
 
 /* What a caller means to do, asked before anything is loaded. */
@@ -425,7 +451,27 @@ typedef struct moe4_query {
 } moe4_query;
 #define MOE4_QUERY_INIT {sizeof(moe4_query), 0, MOE4_COMPUTE_BF16, MOE4_DTYPE_NONE, MOE4_DTYPE_NONE, \
                          MOE4_WRITE_OVERWRITE, MOE4_DTYPE_NONE, MOE4_DTYPE_NONE, MOE4_TOPK_UNPACKED, \
-                         MOE4_WEIGHT_ON_OUTPUT, 0, 0, {0, 0, 0}}
+                         MOE4_WEIGHT_ON_OUTPUT, 0, 0, {0, 0, 0, 0, 0}}
+
+/* Who wants the combine deferred, and within what limits (0 or less = no cap). */
+typedef struct moe4_deferral {
+    size_t size;
+    int32_t by_deployment;        /* non-zero: requested for every call */
+    int64_t deployment_max_tokens;
+    int32_t by_scope;             /* non-zero: requested for this call */
+    int64_t scope_capacity;       /* tokens that the consumer of this call can take; must then be positive */
+    int32_t scope_allows_experts; /* non-zero: replicated expert parallel (data_size 1) will do */
+    int64_t producer_max_tokens;
+    moe4_parallel parallel;
+    int64_t hidden_size, output_size; /* output_size 0 = hidden_size */
+} moe4_deferral;
+#define MOE4_DEFERRAL_INIT {sizeof(moe4_deferral), 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0}, 0, 0}
+
+/* Whether a call of n_tokens should leave the combine to its consumer: *defer = 1 if it is requested, 1 <= n_tokens <=
+ * every cap, the layer is split by tensor parallel alone, and its rows are not cut.  MOE4_EINVAL for a scope without a
+ * positive capacity. */
+MOE4_API moe4_status moe4_should_defer(moe4_context *context, const moe4_deferral *deferral, int64_t n_tokens,
+                                       int32_t *defer);
 
 /* MOE4_OK if creation and forward would accept it; else their status, with the first reason in
  * moe4_context_message.  Device, activation, formats, routing, expert range, shapes, in this order. */

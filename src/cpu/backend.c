@@ -54,9 +54,8 @@ static void cpu_describe_context(const struct moe4_context *context, moe4_contex
 
 static moe4_status cpu_supports(struct moe4_context *context, const moe4_query *query)
 {
-    if (query->compute != MOE4_COMPUTE_BF16)
-        return context_fail(context, MOE4_EUNSUPPORTED, "compute is %s, but the CPU backend has only bf16",
-                            query->compute == MOE4_COMPUTE_MXFP8 ? "mxfp8" : "fp8");
+    if (query->compute == MOE4_COMPUTE_FP8)
+        return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CPU backend has bf16 and mxfp8");
     return MOE4_OK;
 }
 

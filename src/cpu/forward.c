@@ -36,7 +36,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
 
     plan->ids = reserve(plan, slots, sizeof(int32_t));
     plan->weights = reserve(plan, slots, sizeof(float));
-    plan->total_counts = reserve(plan, layer->L, sizeof(int64_t));
+    plan->output_rows = reserve(plan, layer->L, sizeof(int64_t));
     plan->counts = reserve(plan, layer->L, sizeof(int32_t));
     plan->row_of_slot = reserve(plan, plan->chunk_rows, sizeof(int32_t));
     plan->slot_of_row = reserve(plan, plan->chunk_rows, sizeof(int32_t));
@@ -58,7 +58,7 @@ static void place(struct forward *f, char *workspace)
     const struct workspace_plan *plan = &f->plan;
     f->ids = (int32_t *)(workspace + plan->ids);
     f->weights = (float *)(workspace + plan->weights);
-    f->total_counts = (int64_t *)(workspace + plan->total_counts);
+    f->output_rows = (int64_t *)(workspace + plan->output_rows);
     f->counts = (int32_t *)(workspace + plan->counts);
     f->row_of_slot = (int32_t *)(workspace + plan->row_of_slot);
     f->slot_of_row = (int32_t *)(workspace + plan->slot_of_row);
@@ -89,7 +89,7 @@ static int stage_claim(struct stage *stage, int64_t *first, int64_t *last)
     do {
         int64_t left = stage->n_items - next;
         if (left <= 0) return 0;
-        claim = left / (4 * stage->width);
+        claim = left / (2 * stage->width);
         if (claim > stage->max_claim) claim = stage->max_claim;
         if (claim < 1) claim = 1;
     } while (!atomic_compare_exchange_weak_explicit(&stage->next, &next, next + claim, memory_order_relaxed,

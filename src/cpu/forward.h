@@ -27,12 +27,13 @@ struct active_expert {
     int32_t l;
     int32_t first_row, n_rows;
     int32_t first_tile, n_tiles;
+    int64_t output_row; /* where its rows begin in the optional outputs, which hold the whole batch */
 };
 
 /* Where everything lies in the workspace, for calls of up to n_tokens tokens. */
 struct workspace_plan {
     int64_t chunk_tokens, chunk_rows, max_active, max_tiles;
-    size_t ids, weights, total_counts;                      /* of the whole batch */
+    size_t ids, weights, output_rows;                       /* of the whole batch */
     size_t counts, row_of_slot, slot_of_row, active, tiles; /* of a chunk */
     size_t x, intermediate, z;                              /* of a chunk */
     size_t scratch, scratch_bytes;                          /* of each thread */
@@ -48,9 +49,9 @@ struct forward {
     int64_t T;
     int32_t A;
 
-    int32_t *ids;          /* [T, A] global */
-    float *weights;        /* [T, A] */
-    int64_t *total_counts; /* [L] when whole-batch rows are asked for: where the chunk's rows of l begin there */
+    int32_t *ids;         /* [T, A] global */
+    float *weights;       /* [T, A] */
+    int64_t *output_rows; /* [L] where the next routed row of l goes in the optional outputs */
 
     int64_t first_token, n_tokens; /* the chunk */
     int64_t n_rows;
@@ -85,9 +86,10 @@ void gate_up_stage(struct forward *f);
 void down_stage(struct forward *f);
 void combine_stage(struct forward *f);
 
-/* Copies what the caller wants to see of the chunk's rows to their places in the whole batch (stage_outputs.c). */
-void stage_outputs_begin(struct forward *f); /* once a call, after routing */
-void stage_outputs_copy(struct forward *f);  /* once a chunk */
+/* The optional outputs hold the routed rows of the whole batch, local experts ascending, whatever the chunks are: a
+ * chunk's rows of an expert follow those of the chunks before (stage_outputs.c).  gate_up writes its own. */
+void stage_outputs_begin(struct forward *f); /* once a call, after routing: numbers the rows */
+void stage_outputs_copy(struct forward *f);  /* once a chunk: z' and the row map */
 
 /* Bytes of scratch that routing wants for each thread. */
 size_t route_stage_scratch_bytes(const struct moe4_layer *layer);

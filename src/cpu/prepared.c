@@ -6,6 +6,7 @@
 
 #include "backend.h"
 #include "base/checked.h"
+#include "base/dtype.h"
 #include "context.h"
 #include "cpu/pool.h"
 
@@ -107,10 +108,9 @@ static moe4_status check_matrix(struct moe4_context *context, const moe4_matrix 
     if (matrix->scales_row_bytes && matrix->scales_row_bytes < K / BLOCK_SIZE)
         return context_fail(context, MOE4_EINVAL, "expert %d: %s.scales_row_bytes is %lld, expected at least %lld", l,
                             name, (long long)matrix->scales_row_bytes, (long long)K / BLOCK_SIZE);
-    if (matrix->bias && matrix->bias_dtype != MOE4_DTYPE_F32 && matrix->bias_dtype != MOE4_DTYPE_F16 &&
-        matrix->bias_dtype != MOE4_DTYPE_BF16)
-        return context_fail(context, MOE4_EINVAL, "expert %d: %s.bias_dtype is %d, expected F32, F16 or BF16", l, name,
-                            matrix->bias_dtype);
+    if (matrix->bias && !dtype_is_float(matrix->bias_dtype))
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.bias_dtype is %s, expected f32, f16 or bf16", l, name,
+                            dtype_name(matrix->bias_dtype));
     return MOE4_OK;
 }
 

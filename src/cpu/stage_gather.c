@@ -1,16 +1,30 @@
-/* gather: the rows of x that a token tile needs, rounded to bf16 and interleaved as the kernels read them. */
+/* gather: the rows of x that a token tile needs, as bf16 (in mxfp8 mode what the codes are worth), interleaved as the
+ * kernels read them. */
 #include <string.h>
 
 #include "base/convert.h"
 #include "cpu/forward.h"
 
-enum { RUN = 256 }; /* elements converted at a time */
+enum { RUN = 256 }; /* elements converted at a time: whole blocks */
 
-/* Elements k .. k+n-1 of a token's x as bf16, times the router's weight where that goes on the input. */
+/* Elements k .. k+n-1 of a token's x that came as MXFP8. */
+static void load_quantised_run(const struct forward *f, int64_t token, int64_t k, int64_t n, uint16_t *run)
+{
+    const moe4_batch *batch = f->call->batch;
+    const uint8_t *codes = (const uint8_t *)batch->x + token * batch->ldx + k;
+    const uint8_t *scales = (const uint8_t *)batch->x_scale + token * batch->ldx_scale + k / BLOCK_SIZE;
+    f->prepared->rows->dequantize_mxfp8(codes, scales, n, run);
+}
+
+/* Elements k .. k+n-1 of a slot's x as bf16, times the router's weight where that goes on the input. */
 static void load_run(const struct forward *f, int64_t slot, int64_t k, int64_t n, uint16_t *run)
 {
     const moe4_batch *batch = f->call->batch;
-    int64_t first = (f->first_token + slot / f->A) * batch->ldx + k;
+    int64_t token = f->first_token + slot / f->A, first = token * batch->ldx + k;
+    if (batch->x_dtype == MOE4_DTYPE_F8_E4M3) {
+        load_quantised_run(f, token, k, n, run);
+        return;
+    }
     if (batch->x_dtype == MOE4_DTYPE_BF16)
         memcpy(run, (const char *)batch->x + first * 2, (size_t)n * 2);
     else
@@ -18,6 +32,10 @@ static void load_run(const struct forward *f, int64_t slot, int64_t k, int64_t n
     if (f->call->topk && f->call->topk->weight_use == MOE4_WEIGHT_ON_INPUT) {
         float weight = f->weights[f->first_token * f->A + slot];
         for (int64_t i = 0; i < n; i++) run[i] = bf16_from_f32(bf16_to_f32(run[i]) * weight);
+    }
+    if (batch->compute == MOE4_COMPUTE_MXFP8) {
+        uint8_t codes[RUN], scales[RUN / BLOCK_SIZE];
+        f->prepared->rows->quantize_mxfp8(run, n, codes, scales);
     }
 }
 

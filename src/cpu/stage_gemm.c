@@ -3,12 +3,22 @@
 #include <string.h>
 
 #include "cpu/forward.h"
+#include "cpu/pool.h"
 
-enum { MAX_CLAIM = 8 }; /* panels streamed in a row by one thread */
+enum { READING_ROWS = 4 }; /* routed rows whose arithmetic takes as long as reading a panel, roughly */
 
 static const struct kernel *expert_kernel(const struct prepared *prepared, int32_t l)
 {
     return prepared->is_exact[l] ? kernel_exact() : prepared->kernel;
+}
+
+/* The most panels that a thread may claim at once.  Long runs stream best, but all threads must finish together: even
+ * if all panels of a claim belong to the largest expert, it is at most a sixth of a thread's share. */
+static int64_t largest_claim(const struct forward *f, int64_t n_panels)
+{
+    int64_t total = 0;
+    for (int32_t i = 0; i < f->n_active; i++) total += n_panels * (f->active[i].n_rows + READING_ROWS);
+    return f->n_active ? total / (6 * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS)) : 0;
 }
 
 /* ---- gate_up --------------------------------------------------------------------------------------------------------
@@ -38,6 +48,26 @@ static void store_intermediate(const struct forward *f, const struct tile *tile,
         for (int32_t row = 0; row < tile->n_rows; row++, packed += 2) memcpy(packed, v + row * stride + 2 * pair, 4);
 }
 
+/* What happens to a tile's rounded intermediate, v [n_rows][stride], before down sees it: quantised in mxfp8 mode, and
+ * shown to a caller who wants it.  Columns first .. first+n-1 of I. */
+static void finish_intermediate(const struct forward *f, int64_t output_row, int32_t n_rows, int64_t first, int64_t n,
+                                uint16_t *v, int64_t stride)
+{
+    const moe4_result *result = f->call->result;
+    const int64_t I = f->layer->I;
+    const int is_mxfp8 = f->call->batch->compute == MOE4_COMPUTE_MXFP8;
+    uint8_t codes[PANEL_ROWS], scales[PANEL_ROWS / BLOCK_SIZE];
+    if (!is_mxfp8 && !result->intermediate) return;
+    for (int32_t row = 0; row < n_rows; row++, v += stride, output_row++) {
+        int64_t at = output_row * I + first;
+        if (is_mxfp8) f->prepared->rows->quantize_mxfp8(v, n, codes, scales);
+        if (result->intermediate && !is_mxfp8) memcpy((uint16_t *)result->intermediate + at, v, (size_t)n * 2);
+        if (result->intermediate && is_mxfp8) memcpy((uint8_t *)result->intermediate + at, codes, (size_t)n);
+        if (result->intermediate_scale && is_mxfp8)
+            memcpy((uint8_t *)result->intermediate_scale + at / BLOCK_SIZE, scales, (size_t)(n / BLOCK_SIZE));
+    }
+}
+
 static void gate_up_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
 {
     const struct prepared *prepared = f->prepared;
@@ -63,6 +93,8 @@ static void gate_up_panel(struct forward *f, const struct active_expert *expert,
                 add_bias(sums + row * PANEL_ROWS, bias, up + row * columns);
         prepared->activate(gate, up, tile->n_rows * columns, params, v);
         prepared->round(v, tile->n_rows * columns, rounded);
+        finish_intermediate(f, expert->output_row + tile->first_row - expert->first_row, tile->n_rows, first, n,
+                            rounded, columns);
         store_intermediate(f, tile, first, n, rounded, columns);
     }
 }
@@ -76,7 +108,8 @@ static void gate_up_panels(struct forward *f, int64_t first, int64_t last, int32
 
 void gate_up_stage(struct forward *f)
 {
-    stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels, MAX_CLAIM);
+    stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
+              largest_claim(f, f->prepared->gate_up.n_panels));
 }
 
 /* ---- down
@@ -118,5 +151,5 @@ static void down_panels(struct forward *f, int64_t first, int64_t last, int32_t 
 
 void down_stage(struct forward *f)
 {
-    stage_run(f, down_panels, f->n_active * down_panels_wanted(f), MAX_CLAIM);
+    stage_run(f, down_panels, f->n_active * down_panels_wanted(f), largest_claim(f, down_panels_wanted(f)));
 }

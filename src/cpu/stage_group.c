@@ -16,8 +16,11 @@ static void list_active(struct forward *f)
     f->n_active = 0;
     for (int32_t l = 0; l < f->layer->L; l++) {
         int32_t n = f->counts[l];
-        if (n) f->active[f->n_active++] = (struct active_expert){.l = l, .first_row = row, .n_rows = n};
+        if (n)
+            f->active[f->n_active++] =
+                (struct active_expert){.l = l, .first_row = row, .n_rows = n, .output_row = f->output_rows[l]};
         f->counts[l] = row;
+        f->output_rows[l] += n;
         row += n;
     }
     f->n_rows = row;

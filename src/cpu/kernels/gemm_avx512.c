@@ -9,7 +9,7 @@
 enum {
     LINES = 4, /* code lines of a subtile in a block */
     PAIRS = 4, /* pairs of k in a line */
-    PREFETCH_BYTES = 4 * PANEL_BLOCK_BYTES
+    PREFETCH_BYTES = 8 * PANEL_BLOCK_BYTES
 };
 
 /* One pass over a panel: N_SUB of its subtiles from `first` on.  Always inlined with constants: N_SUB * N_TOKENS <= 24.

@@ -10,7 +10,7 @@
 enum {
     LINES = 4, /* code lines of a subtile in a block */
     PAIRS = 4, /* pairs of k in a line */
-    PREFETCH_BYTES = 4 * PANEL_BLOCK_BYTES
+    PREFETCH_BYTES = 8 * PANEL_BLOCK_BYTES
 };
 
 /* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token. */
@@ -18,6 +18,14 @@ static inline __m512 dot_broadcast(__m512 acc, __m512i w, const uint32_t *x)
 {
     __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
     return acc;
+}
+
+/* A code line, in a register: gcc would otherwise load it again for each shift. */
+static inline __m512i load_line(const uint8_t *line)
+{
+    __m512i codes = _mm512_load_si512(line);
+    __asm__("" : "+v"(codes));
+    return codes;
 }
 
 /* One pass over a panel: N_SUB of its subtiles from `first` on, for N_TOKENS tokens.  Always inlined with constants, so
@@ -41,7 +49,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
 #pragma GCC unroll 1
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += PAIRS * n_tokens) {
             __m512i packed[4];
-            for (int s = 0; s < n_sub; s++) packed[s] = _mm512_load_si512(codes + s * SUBTILE_BYTES);
+            for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
 #pragma GCC unroll 4
             for (int j = 0; j < PAIRS; j++)
 #pragma GCC unroll 4

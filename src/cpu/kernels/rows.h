@@ -10,6 +10,10 @@
 struct row_kernels {
     /* sum[i] = fma(weight, z[i], sum[i]), z bf16 */
     void (*combine)(float *sum, const uint16_t *z, float weight, int64_t n);
+    /* Quantises n/32 blocks of bf16 to MXFP8 and puts what they are worth, in bf16, in their place. */
+    void (*quantize_mxfp8)(uint16_t *x, int64_t n, uint8_t *codes, uint8_t *scales);
+    /* x [n] bf16 = codes * scales, n/32 blocks */
+    void (*dequantize_mxfp8)(const uint8_t *codes, const uint8_t *scales, int64_t n, uint16_t *x);
     /* x . w, as 16 interleaved chains of multiply and add, added pairwise */
     float (*dot)(const float *x, const float *w, int64_t n);
 };

@@ -2,11 +2,23 @@
 #include <math.h>
 
 #include "base/convert.h"
+#include "base/mxfp8.h"
 #include "cpu/kernels/rows.h"
 
 static void combine(float *sum, const uint16_t *z, float weight, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) sum[i] = fmaf(weight, bf16_to_f32(z[i]), sum[i]);
+}
+
+static void dequantize_mxfp8(const uint8_t *codes, const uint8_t *scales, int64_t n, uint16_t *x)
+{
+    for (int64_t i = 0; i < n; i += BLOCK_SIZE) mxfp8_dequantize_block(codes + i, scales[i / BLOCK_SIZE], x + i);
+}
+
+static void quantize_mxfp8(uint16_t *x, int64_t n, uint8_t *codes, uint8_t *scales)
+{
+    for (int64_t i = 0; i < n; i += BLOCK_SIZE) scales[i / BLOCK_SIZE] = mxfp8_quantize_block(x + i, codes + i);
+    dequantize_mxfp8(codes, scales, n, x);
 }
 
 static float dot(const float *x, const float *w, int64_t n)
@@ -22,4 +34,4 @@ static float dot(const float *x, const float *w, int64_t n)
     return chains[0];
 }
 
-const struct row_kernels ROW_KERNELS = {combine, dot};
+const struct row_kernels ROW_KERNELS = {combine, quantize_mxfp8, dequantize_mxfp8, dot};

@@ -1,0 +1,131 @@
+/* moe4 check: every kernel that this machine has, against the oracle. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jansson.h>
+
+#include "command.h"
+#include "input.h"
+#include "message.h"
+#include "model.h"
+#include "options.h"
+#include "pass.h"
+#include "report.h"
+#include "verify.h"
+
+struct check {
+    const char *path;
+    int64_t layer_number, seed, n_threads;
+    struct integer_list tokens;
+    int json;
+
+    int64_t n_failed; /* points with a stage outside its bound */
+};
+
+/* One instruction-set level: its kernels and a layer packed for them. */
+struct level {
+    moe4_context *context;
+    moe4_context_info info;
+    struct model model;
+    moe4_layer *layer;
+    moe4_layer_info layer_info;
+};
+
+static void stage_print(const struct check *check, const struct level *level, int64_t n_tokens, verify_stage stage,
+                        const ref_verdict *verdict)
+{
+    const char *name = verify_stage_name(stage);
+    if (check->json)
+        report_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:b}", "stage", name, "kernel",
+                              level->layer_info.kernel, "isa", level->info.isa_name, "order", level->layer_info.order,
+                              "tokens", (json_int_t)n_tokens, "checked", (json_int_t)verdict->n_checked, "outside",
+                              (json_int_t)verdict->n_outside, "worst_ratio", verdict->worst_ratio, "ok",
+                              verdict->n_outside == 0));
+    else
+        printf("%-22s %7lld  %-13s %10lld %9lld  %-18s %s\n", level->layer_info.kernel, (long long)n_tokens, name,
+               (long long)verdict->n_checked, (long long)verdict->n_outside, human_verdict(verdict->worst_ratio).text,
+               human_outcome(verdict->n_outside == 0).text);
+}
+
+/* The whole layer is a stage of its own here: its worst ratio is that of its Frobenius error to what is allowed. */
+static void layer_print(const struct check *check, const struct level *level, int64_t n_tokens,
+                        const ref_frobenius *frobenius)
+{
+    int good = ref_close(frobenius, REF_MODE_BF16);
+    if (check->json)
+        report_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:f, s:f, s:b}", "stage", "layer", "kernel",
+                              level->layer_info.kernel, "isa", level->info.isa_name, "order", level->layer_info.order,
+                              "tokens", (json_int_t)n_tokens, "frobenius", frobenius->overall, "worst_row",
+                              frobenius->worst_row, "worst_column", frobenius->worst_column, "ok", good));
+    else
+        printf("%-22s %7lld  %-13s %10s %9s  %-18.2g %s\n", level->layer_info.kernel, (long long)n_tokens, "layer", "",
+               "", frobenius->overall, human_outcome(good).text);
+}
+
+static int check_point(struct check *check, struct level *level, int64_t n_tokens)
+{
+    moe4_expert_source source = model_source(&level->model);
+    struct verify_report report;
+    struct pass pass;
+    int code = input_generate(level->model.config, n_tokens, check->seed, &pass);
+    if (!code) code = pass_allocate(&pass, PASS_STAGES);
+    if (!code) code = pass_prepare(&pass, level->context, level->layer);
+    if (!code && pass_forward(&pass, level->context, level->layer, FORWARD_ALL) != MOE4_OK)
+        code = fail_library(level->context);
+    if (!code) code = verify_pass(level->model.config, &source, &level->info, &pass, VERIFY_QUICK, &report);
+    if (!code) {
+        for (int stage = 0; stage < VERIFY_STAGES; ++stage)
+            stage_print(check, level, n_tokens, (verify_stage)stage, &report.stages[stage]);
+        layer_print(check, level, n_tokens, &report.frobenius);
+        fflush(stdout);
+        check->n_failed += !verify_is_good(&report);
+    }
+    pass_end(&pass);
+    return code;
+}
+
+/* All batch sizes on one level; nothing if the machine does not have it. */
+static int check_level(struct check *check, moe4_isa isa)
+{
+    struct level level = {.info = MOE4_CONTEXT_INFO_INIT, .layer_info = MOE4_LAYER_INFO_INIT};
+    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+    config.isa = isa;
+    config.n_threads = (int32_t)check->n_threads;
+    int code = EXIT_OK;
+    if (moe4_context_create(&config, &level.context) == MOE4_OK &&
+        moe4_context_describe(level.context, &level.info) == MOE4_OK && level.info.isa == isa) {
+        code = model_open(level.context, check->path, check->layer_number, (struct integer_pair){0, 0}, &level.model);
+        if (!code) code = model_prepare(&level.model, level.context, &level.layer);
+        if (!code && moe4_layer_describe(level.layer, &level.layer_info) != MOE4_OK) code = fail_library(level.context);
+        for (int32_t i = 0; !code && i < check->tokens.count; ++i)
+            code = check_point(check, &level, check->tokens.values[i]);
+    }
+    moe4_layer_destroy(level.layer);
+    model_close(&level.model);
+    moe4_context_destroy(level.context);
+    return code;
+}
+
+int cmd_check(int argc, char **argv)
+{
+    static const moe4_isa levels[] = {MOE4_ISA_C, MOE4_ISA_AVX2, MOE4_ISA_AVX512, MOE4_ISA_AVX512_BF16};
+    struct check check = {.layer_number = FIRST_LAYER, .tokens = {3, {1, 7, 64}}};
+    const struct option options[] = {
+        option_operand("PATH", &check.path, "a checkpoint: folder with config.json and *.safetensors"),
+        option_integer("--layer", "N", &check.layer_number, 0, 100000, "number of the layer in the model (the first)"),
+        option_integers("--tokens", "LIST", &check.tokens, 1, 1 << 20, "batch sizes (1,7,64)"),
+        option_integer("--seed", "S", &check.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
+        option_integer("--threads", "N", &check.n_threads, 1, 1024, "threads (as many as the process may use)"),
+        option_flag("--json", &check.json, "report one JSON object a line: stage, kernel, tokens"),
+    };
+    const struct usage usage = {"check", "Compares every kernel of this machine with the oracle, stage by stage.",
+                                options, sizeof options / sizeof *options};
+    int code;
+    if (!options_parse(&usage, argc, argv, &code)) return code;
+    if (!check.json)
+        printf("%-22s %7s  %-13s %10s %9s  %-18s\n", "kernel", "tokens", "stage", "checked", "outside", "worst");
+    for (size_t i = 0; !code && i < sizeof levels / sizeof *levels; ++i) code = check_level(&check, levels[i]);
+    if (!code && check.n_failed)
+        code = fail("%s: %lld batches have a stage outside its bound", check.path, (long long)check.n_failed);
+    return code;
+}

@@ -1,0 +1,310 @@
+/* moe4 run: one MoE layer of a checkpoint on one batch of tokens. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jansson.h>
+
+#include "command.h"
+#include "input.h"
+#include "memory.h"
+#include "message.h"
+#include "model.h"
+#include "options.h"
+#include "oracle.h"
+#include "pass.h"
+#include "probe.h"
+#include "progress.h"
+#include "report.h"
+#include "tensor.h"
+#include "timing.h"
+#include "verify.h"
+
+enum { DEFAULT_TOKENS = 64, MAX_REPEAT = 10000, ENOUGH_REPEAT = 21, LEAST_REPEAT = 3 };
+static const double enough_seconds = 1.0;
+
+static const char *const isa_words[] = {"auto", "c", "avx2", "avx512", "avx512_bf16", NULL};
+static const char *const compute_words[] = {"bf16", "mxfp8", "fp8", NULL};
+typedef enum run_backend { BACKEND_AUTO, BACKEND_REF, BACKEND_CPU } run_backend;
+static const char *const backend_words[] = {"auto", "ref", "cpu", NULL};
+
+struct run {
+    const char *path, *input_file, *output_file;
+    int64_t layer_number, n_tokens, seed, n_threads, repeat;
+    struct integer_pair experts;
+    int backend, compute, isa, routing, deferred, replay, stages, check, json;
+
+    moe4_context *context;
+    moe4_context_info info;
+    struct model model;
+    moe4_layer *layer;
+    moe4_layer_info layer_info;
+    struct pass pass;
+
+    double ms, ms_fastest, ms_slowest; /* ms is the median */
+    int64_t n_timed;
+    int64_t n_touched, n_rows; /* local experts, and slots that name them */
+    int64_t *load;             /* [E] */
+    double bandwidth_gbs;
+    struct verify_report verified;
+};
+
+/* ---- Set-up
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* Asks before anything is loaded whether the library can do it; says why not. */
+static int run_ask(const struct run *run)
+{
+    moe4_query query = MOE4_QUERY_INIT;
+    query.config = run->model.config;
+    query.compute = (moe4_compute)run->compute;
+    query.n_tokens = run->pass.n_tokens;
+    if (run->pass.routing == PASS_LOGITS) query.logits_dtype = MOE4_DTYPE_F32;
+    if (run->pass.routing == PASS_IDS) {
+        query.weights_dtype = MOE4_DTYPE_F32;
+        query.top_k = run->pass.top_k;
+    }
+    return moe4_supports(run->context, &query) == MOE4_OK ? EXIT_OK : fail_library(run->context);
+}
+
+static int run_open(struct run *run)
+{
+    int code = context_open((moe4_isa)run->isa, run->n_threads, &run->context, &run->info);
+    if (!code) code = model_open(run->context, run->path, run->layer_number, run->experts, &run->model);
+    if (code) return code;
+    if (run->input_file)
+        code = input_read(run->context, run->input_file, run->model.config, (input_routing)run->routing, &run->pass);
+    else
+        code = input_generate(run->model.config, run->n_tokens, run->seed, &run->pass);
+    if (!code && run->replay && run->pass.routing == PASS_IDS)
+        code = fail_usage("--replay records what a router chose, but the input brings ids");
+    if (!code) code = run_ask(run);
+    int wants = (run->stages || run->deferred || run->check ? PASS_STAGES : 0) | (run->replay ? PASS_REPLAY : 0);
+    if (!code) code = pass_allocate(&run->pass, wants);
+    return code;
+}
+
+/* ---- Run
+ * --------------------------------------------------------------------------------------------------------------- */
+
+/* Whether to time another call: as many as asked for, or else for about a second. */
+static int run_wants_more(const struct run *run, double elapsed)
+{
+    if (run->repeat) return run->n_timed < run->repeat;
+    return run->n_timed < LEAST_REPEAT || (run->n_timed < ENOUGH_REPEAT && elapsed < enough_seconds);
+}
+
+static int run_time(struct run *run)
+{
+    double times[MAX_REPEAT], began = seconds_now();
+    pass_results results = run->deferred ? FORWARD_DEFERRED : FORWARD_OUTPUT;
+    moe4_status status = pass_forward(&run->pass, run->context, run->layer, FORWARD_ALL); /* warms up */
+    while (status == MOE4_OK && run_wants_more(run, seconds_now() - began)) {
+        double started = seconds_now();
+        status = pass_forward(&run->pass, run->context, run->layer, results);
+        times[run->n_timed++] = 1000 * (seconds_now() - started);
+    }
+    if (status != MOE4_OK) return fail_library(run->context);
+    run->ms = quantile(times, run->n_timed, 0.5);
+    run->ms_fastest = times[0];
+    run->ms_slowest = times[run->n_timed - 1];
+    return EXIT_OK;
+}
+
+static int run_cpu(struct run *run)
+{
+    struct probe *probe = NULL;
+    struct probe_result measured = {0};
+    int code = model_prepare(&run->model, run->context, &run->layer);
+    if (!code && moe4_layer_describe(run->layer, &run->layer_info) != MOE4_OK) code = fail_library(run->context);
+    if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
+    if (!code) code = run_time(run);
+    if (!code) code = probe_open(run->info.n_threads, &probe);
+    if (!code) probe_bandwidth(probe, &measured);
+    probe_close(probe);
+    run->bandwidth_gbs = measured.bandwidth_gbs;
+    return code;
+}
+
+static int run_ref(struct run *run)
+{
+    moe4_expert_source source = model_source(&run->model);
+    run->layer_info.kernel = "oracle";
+    run->layer_info.order = "double precision";
+    double started = seconds_now();
+    int code = oracle_forward(run->model.config, &source, run->info.n_threads, &run->pass);
+    run->ms = run->ms_fastest = run->ms_slowest = 1000 * (seconds_now() - started);
+    run->n_timed = 1;
+    return code;
+}
+
+/* ---- Output
+ * ------------------------------------------------------------------------------------------------------------- */
+
+static int run_save(const struct run *run)
+{
+    const struct pass *pass = &run->pass;
+    int64_t T = pass->n_tokens, E = pass->n_experts, A = pass->top_k, O = pass->output_size;
+    struct tensor_output outputs[12];
+    uint16_t *weights; /* those of a router are bf16 values */
+    int32_t n = 0;
+    int code = allocate(&weights, T * A, sizeof *weights, "expert weights");
+    if (code) return code;
+    for (int64_t p = 0; p < T * A; ++p) weights[p] = ref_to_bf16(pass->weights[p]);
+    if (!run->deferred) outputs[n++] = (struct tensor_output){"output", MOE4_DTYPE_BF16, 2, {T, O}, pass->y};
+    if (pass->routing != PASS_IDS)
+        outputs[n++] = (struct tensor_output){"router_logits", MOE4_DTYPE_F32, 2, {T, E}, pass->logits};
+    outputs[n++] = (struct tensor_output){"topk_ids", MOE4_DTYPE_I32, 2, {T, A}, pass->ids};
+    outputs[n++] = (struct tensor_output){"topk_weights", MOE4_DTYPE_F32, 2, {T, A}, pass->weights};
+    if (run->stages)
+        outputs[n++] = (struct tensor_output){
+            "intermediate", MOE4_DTYPE_BF16, 2, {pass->n_rows, pass->intermediate_size}, pass->intermediate};
+    if (run->stages || run->deferred) {
+        outputs[n++] = (struct tensor_output){"gemm2_rows", MOE4_DTYPE_BF16, 2, {pass->n_rows, O}, pass->gemm2_rows};
+        outputs[n++] = (struct tensor_output){"row_map", MOE4_DTYPE_I32, 2, {T, A}, pass->row_map};
+        outputs[n++] = pass->routing == PASS_IDS
+                           ? (struct tensor_output){"expert_weights", MOE4_DTYPE_F32, 2, {T, A}, pass->weights}
+                           : (struct tensor_output){"expert_weights", MOE4_DTYPE_BF16, 2, {T, A}, weights};
+    }
+    if (run->replay) outputs[n++] = (struct tensor_output){"routed_ids", MOE4_DTYPE_I16, 2, {T, A}, pass->replay};
+    code = tensors_save(run->context, run->output_file, outputs, n);
+    free(weights);
+    return code;
+}
+
+/* GB/s of the weights that the tokens touched. */
+static double run_gbs(const struct run *run)
+{
+    const moe4_layer_config *config = run->model.config;
+    double bytes = 3.0 * (double)config->hidden_size * (double)config->intermediate_size * 4.25 / 8;
+    return 1e-6 * bytes * (double)run->n_touched / run->ms;
+}
+
+static double run_tokens_per_second(const struct run *run)
+{
+    return 1000 * (double)run->pass.n_tokens / run->ms;
+}
+
+static void run_print_json(const struct run *run)
+{
+    const moe4_layer_config *config = run->model.config;
+    int is_ref = run->backend == BACKEND_REF;
+    json_t *object = json_pack(
+        "{s:s, s:i, s:s, s:[s], s:s, s:s, s:i, s:I, s:I, s:I, s:i, s:i, s:s, s:f, s:f, s:f}", "model", run->path,
+        "layer", run->model.layer, "backend", is_ref ? "ref" : "cpu", "kernels", run->layer_info.kernel, "isa",
+        is_ref ? "none" : run->info.isa_name, "order", run->layer_info.order, "threads", run->info.n_threads, "tokens",
+        (json_int_t)run->pass.n_tokens, "hidden_size", (json_int_t)config->hidden_size, "intermediate_size",
+        (json_int_t)config->intermediate_size, "n_experts", config->n_experts, "top_k", run->pass.top_k,
+        "activation_dtype", compute_words[run->compute], "ms", run->ms, "tokens_per_s", run_tokens_per_second(run),
+        "gbs", run_gbs(run));
+    json_object_set_new(object, "repeat", json_integer(run->n_timed));
+    if (!is_ref) json_object_set_new(object, "bandwidth_gbs_measured", json_real(run->bandwidth_gbs));
+    json_object_set_new(object, "expert_load", json_integers(run->load, config->n_experts));
+    if (run->check) json_object_set_new(object, "check", verify_json(&run->verified));
+    report_json(object);
+}
+
+static void run_print_speed(const struct run *run)
+{
+    int64_t H = run->model.config->hidden_size, I = run->model.config->intermediate_size;
+    double gflops = 1e-6 * 6.0 * (double)run->n_rows * (double)H * (double)I / run->ms;
+    if (run->n_timed > 1)
+        report_field("time", "%s, the median of %lld calls from %s to %s", human_milliseconds(run->ms).text,
+                     (long long)run->n_timed, human_milliseconds(run->ms_fastest).text,
+                     human_milliseconds(run->ms_slowest).text);
+    else
+        report_field("time", "%s", human_milliseconds(run->ms).text);
+    report_field("speed", "%s tokens/s, %.3g GFLOP/s", human_count(run_tokens_per_second(run)).text, gflops);
+    if (run->bandwidth_gbs > 0)
+        report_field("weights", "%.1f GB/s of %s; memory reads at %.1f GB/s", run_gbs(run),
+                     human_plural(run->n_touched, "expert").text, run->bandwidth_gbs);
+}
+
+static void run_print(const struct run *run)
+{
+    static const char *const sources[] = {"router_logits of the input", "topk_ids of the input",
+                                          "the layer's own router"};
+    const moe4_layer_config *config = run->model.config;
+    report_title("%s, layer %d (%s)", run->path, run->model.layer, run->model.info.family);
+    report_field("layer", "%d experts, %d a token, %lld x %lld, %s", config->n_experts, run->pass.top_k,
+                 (long long)config->hidden_size, (long long)config->intermediate_size,
+                 activation_name(config->activation));
+    if (run->backend != BACKEND_REF)
+        report_field("machine", "%s, %s, %d threads", run->info.device_name, run->info.isa_name, run->info.n_threads);
+    report_field("kernel", "%s, order \"%s\"", run->layer_info.kernel, run->layer_info.order);
+    if (run->layer_info.n_exact_experts)
+        report_field("", "%d experts with extreme scales take the exact kernel", run->layer_info.n_exact_experts);
+    report_field("tokens", "%lld, %s, routed by %s", (long long)run->pass.n_tokens,
+                 run->input_file ? run->input_file : "generated", sources[run->pass.routing]);
+    run_print_speed(run);
+    if (run->output_file) report_field("output", "%s", run->output_file);
+    if (run->check) verify_print(&run->verified);
+    report_expert_load(run->load, config->n_experts);
+}
+
+/* ---- Command
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static int run_all(struct run *run)
+{
+    int code = run_open(run);
+    if (!code) code = run->backend == BACKEND_REF ? run_ref(run) : run_cpu(run);
+    if (!code && run->output_file) code = run_save(run);
+    if (!code && run->check) {
+        moe4_expert_source source = model_source(&run->model);
+        code = verify_pass(run->model.config, &source, &run->info, &run->pass, VERIFY_THOROUGH, &run->verified);
+    }
+    if (!code) code = allocate(&run->load, run->pass.n_experts, sizeof *run->load, "expert load");
+    if (code) return code;
+    pass_count_load(&run->pass, run->load);
+    pass_count_local(&run->pass, run->model.config, &run->n_touched, &run->n_rows);
+    if (run->json)
+        run_print_json(run);
+    else
+        run_print(run);
+    if (run->check && !verify_is_good(&run->verified))
+        return fail("the results are not within the bounds of the oracle's");
+    return EXIT_OK;
+}
+
+int cmd_run(int argc, char **argv)
+{
+    struct run run = {.layer_number = FIRST_LAYER, .info = MOE4_CONTEXT_INFO_INIT, .layer_info = MOE4_LAYER_INFO_INIT};
+    const struct option options[] = {
+        option_operand("PATH", &run.path, "a checkpoint: folder with config.json and *.safetensors"),
+        option_integer("--layer", "N", &run.layer_number, 0, 100000, "number of the layer in the model (the first)"),
+        option_text("--input", "FILE", &run.input_file,
+                    "safetensors file with hidden_states [T, H] and, if they are to route, router_logits [T, E] or "
+                    "topk_ids and topk_weights [T, A]"),
+        option_word("--routing", input_routing_words, &run.routing,
+                    "what routes the input (auto: logits, else ids, else the layer's own router)"),
+        option_integer("--tokens", "T", &run.n_tokens, 1, 1 << 20, "generate that many tokens (64)"),
+        option_integer("--seed", "S", &run.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
+        option_text("--output", "FILE", &run.output_file, "safetensors file to write output, topk_ids, ... to"),
+        option_flag("--deferred", &run.deferred,
+                    "write gemm2_rows, row_map and expert_weights instead of their sum, output"),
+        option_flag("--replay", &run.replay, "also write routed_ids"),
+        option_flag("--stages", &run.stages, "also write intermediate, gemm2_rows, row_map and expert_weights"),
+        option_word("--backend", backend_words, &run.backend, "where it runs; ref is the oracle, slow (auto: cpu)"),
+        option_word("--isa", isa_words, &run.isa, "the highest instruction set to use (auto: the best there is)"),
+        option_integer("--threads", "N", &run.n_threads, 1, 1024, "threads (as many as the process may use)"),
+        option_word("--activation-dtype", compute_words, &run.compute, "activations' format in the GEMMs (bf16)"),
+        option_pair("--experts", "FIRST:COUNT", &run.experts, 0, 32767, "hold only these experts; others add nothing"),
+        option_flag("--check", &run.check, "compare a sample of tokens with the oracle, stage by stage"),
+        option_integer("--repeat", "N", &run.repeat, 1, MAX_REPEAT, "calls to time (about a second's worth)"),
+        option_flag("--json", &run.json, "report as one JSON object"),
+    };
+    const struct usage usage = {"run", "Runs one MoE layer of a checkpoint.", options,
+                                sizeof options / sizeof *options};
+    int code;
+    if (!options_parse(&usage, argc, argv, &code)) return code;
+    if (run.input_file && run.n_tokens) return fail_usage("--tokens generates tokens, but --input brings them");
+    if (!run.input_file && run.routing) return fail_usage("--routing chooses among the tensors of --input");
+    if (!run.n_tokens) run.n_tokens = DEFAULT_TOKENS;
+    code = run_all(&run);
+    free(run.load);
+    pass_end(&run.pass);
+    moe4_layer_destroy(run.layer);
+    model_close(&run.model);
+    moe4_context_destroy(run.context);
+    return code;
+}

@@ -1,0 +1,20 @@
+/* The inputs of `moe4 run`: from a file, or generated. */
+#ifndef MOE4_CLI_INPUT_H
+#define MOE4_CLI_INPUT_H
+
+#include "pass.h"
+
+/* Which tensors of a file route the tokens. */
+typedef enum input_routing { INPUT_ANY, INPUT_LOGITS, INPUT_IDS, INPUT_ROUTER } input_routing;
+extern const char *const input_routing_words[];
+
+/* Begins a pass of n_tokens generated tokens, routed by the layer's own router. */
+int input_generate(const moe4_layer_config *config, int64_t n_tokens, int64_t seed, struct pass *pass);
+
+/* Begins a pass of the tokens in a safetensors file: hidden_states [T, H] and router_logits [T, E], or topk_ids and
+ * topk_weights [T, A], or neither.  INPUT_ANY takes logits, else ids, else the layer's own router.
+ * On failure says why; pass_end is needed either way. */
+int input_read(moe4_context *context, const char *path, const moe4_layer_config *config, input_routing routing,
+               struct pass *pass);
+
+#endif

@@ -1,0 +1,175 @@
+#include "oracle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "memory.h"
+#include "message.h"
+#include "parallel.h"
+#include "ref.h"
+
+/* One expert and the routed rows that are its. */
+struct expert_rows {
+    const moe4_layer_config *config;
+    const moe4_expert *expert;
+    int32_t local;
+    struct pass *pass;
+    const int64_t *slots; /* [n], p = t*A + a ascending */
+    int64_t first_row;    /* the row of slots[0]; the rest follow */
+    double *x;            /* [n, H], as the three below for all rows of the expert */
+    double *intermediate; /* [n, I] */
+    double *z;            /* [n, output_size] */
+    uint16_t *rows;       /* [R, output_size], all experts' */
+};
+
+static void expert_rows_run(void *user, int64_t first, int64_t end)
+{
+    struct expert_rows *self = user;
+    struct pass *pass = self->pass;
+    int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size;
+    for (int64_t i = first; i < end; ++i) {
+        const uint16_t *x = pass->x + self->slots[i] / pass->top_k * H;
+        for (int64_t h = 0; h < H; ++h) self->x[i * H + h] = ref_bf16(x[h]);
+    }
+    ref_expert(self->config, self->expert, self->local, self->x + first * H, end - first, REF_MODE_BF16,
+               self->intermediate + first * I, self->z + first * O);
+    for (int64_t i = first; i < end; ++i) {
+        int64_t row = self->first_row + i;
+        for (int64_t o = 0; o < O; ++o) self->rows[row * O + o] = ref_to_bf16(self->z[i * O + o]);
+        for (int64_t j = 0; pass->intermediate && j < I; ++j)
+            pass->intermediate[row * I + j] = ref_to_bf16(self->intermediate[i * I + j]);
+    }
+}
+
+/* Ids and weights of tokens first..end-1. */
+struct routing_task {
+    const moe4_layer_config *config;
+    struct pass *pass;
+    double *logits, *weights, *x; /* [T, E], [T, A], [T, H] */
+};
+
+static void routing_run(void *user, int64_t first, int64_t end)
+{
+    struct routing_task *self = user;
+    struct pass *pass = self->pass;
+    int64_t H = pass->hidden_size;
+    int32_t E = pass->n_experts, A = pass->top_k;
+    for (int64_t t = first; t < end; ++t) {
+        double *logits = self->logits + t * E, *weights = self->weights + t * A, *x = self->x + t * H;
+        if (pass->routing == PASS_ROUTER) {
+            for (int64_t h = 0; h < H; ++h) x[h] = ref_bf16(pass->x[t * H + h]);
+            ref_router(self->config, x, logits, NULL);
+        }
+        for (int32_t e = 0; e < E; ++e) {
+            logits[e] = pass->routing == PASS_ROUTER ? ref_round_f32(logits[e]) : pass->given_logits[t * E + e];
+            pass->logits[t * E + e] = (float)logits[e];
+        }
+        ref_route(&self->config->routing, E, logits, 0, pass->ids + t * A, weights);
+        for (int32_t a = 0; a < A; ++a) pass->weights[t * A + a] = (float)weights[a];
+    }
+}
+
+static int oracle_route(const moe4_layer_config *config, int32_t n_threads, struct pass *pass)
+{
+    int64_t T = pass->n_tokens, R = T * pass->top_k;
+    if (pass->routing == PASS_IDS) {
+        memcpy(pass->ids, pass->given_ids, (size_t)R * sizeof *pass->ids);
+        memcpy(pass->weights, pass->given_weights, (size_t)R * sizeof *pass->weights);
+        return EXIT_OK;
+    }
+    struct routing_task task = {.config = config, .pass = pass};
+    int code = allocate(&task.logits, T * pass->n_experts, sizeof *task.logits, "the oracle's logits");
+    if (!code) code = allocate(&task.weights, R, sizeof *task.weights, "the oracle's weights");
+    if (!code) code = allocate(&task.x, T * pass->hidden_size, sizeof *task.x, "the oracle's inputs");
+    if (!code) parallel_for(n_threads, T, routing_run, &task);
+    free(task.logits);
+    free(task.weights);
+    free(task.x);
+    return code;
+}
+
+/* Rows of one expert, appended to those before it. */
+static int oracle_expert(const moe4_expert_source *source, int32_t n_threads, struct expert_rows *task, int64_t n)
+{
+    struct pass *pass = task->pass;
+    moe4_expert expert;
+    if (source->read(source->user, task->local, &expert) != MOE4_OK) return EXIT_FAILED; /* the source has said why */
+    task->expert = &expert;
+    task->x = task->intermediate = task->z = NULL;
+    int code = allocate(&task->x, n * pass->hidden_size, sizeof *task->x, "an expert's inputs");
+    if (!code)
+        code = allocate(&task->intermediate, n * pass->intermediate_size, sizeof *task->x, "an expert's intermediates");
+    if (!code) code = allocate(&task->z, n * pass->output_size, sizeof *task->z, "an expert's rows");
+    if (!code) parallel_for(n_threads, n, expert_rows_run, task);
+    free(task->x);
+    free(task->intermediate);
+    free(task->z);
+    return code;
+}
+
+/* y of every token from its slots' rows. */
+static int oracle_combine(struct pass *pass, const int32_t *row_map, const uint16_t *rows)
+{
+    int64_t O = pass->output_size;
+    float *sum;
+    const uint16_t **slots;
+    int code = allocate(&sum, O, sizeof *sum, "the oracle's sums");
+    if (code) return code;
+    code = allocate(&slots, pass->top_k, sizeof *slots, "the oracle's slots");
+    for (int64_t t = 0; !code && t < pass->n_tokens; ++t) {
+        const int32_t *map = row_map + t * pass->top_k;
+        for (int32_t a = 0; a < pass->top_k; ++a) slots[a] = map[a] < 0 ? NULL : rows + map[a] * O;
+        ref_combine(O, pass->top_k, slots, pass->weights + t * pass->top_k, sum);
+        for (int64_t o = 0; o < O; ++o) pass->y[t * O + o] = ref_to_bf16(sum[o]);
+    }
+    free(sum);
+    free(slots);
+    return code;
+}
+
+/* All experts in ascending order; their rows are numbered in row_map. */
+static int oracle_experts(const moe4_layer_config *config, const moe4_expert_source *source, int32_t n_threads,
+                          struct pass *pass, int64_t *slots, int32_t *row_map, uint16_t *rows)
+{
+    int64_t R = pass->n_tokens * pass->top_k;
+    int code = EXIT_OK;
+    pass->n_rows = 0;
+    for (int64_t p = 0; p < R; ++p) row_map[p] = -1;
+    for (int32_t e = 0; !code && e < pass->n_experts; ++e) {
+        struct expert_rows task = {
+            .config = config, .pass = pass, .slots = slots, .first_row = pass->n_rows, .rows = rows};
+        task.local = ref_local_expert(config, e);
+        int64_t n = 0;
+        for (int64_t p = 0; task.local >= 0 && p < R; ++p) {
+            if (pass->ids[p] != e) continue;
+            row_map[p] = (int32_t)pass->n_rows++;
+            slots[n++] = p;
+        }
+        if (n) code = oracle_expert(source, n_threads, &task, n);
+    }
+    return code;
+}
+
+int oracle_forward(const moe4_layer_config *config, const moe4_expert_source *source, int32_t n_threads,
+                   struct pass *pass)
+{
+    int64_t R = pass->n_tokens * pass->top_k;
+    int64_t *slots = NULL;
+    int32_t *row_map = NULL;
+    uint16_t *rows = NULL;
+    int code = oracle_route(config, n_threads, pass);
+    if (!code) code = allocate(&slots, R, sizeof *slots, "the oracle's slots");
+    if (!code) code = allocate(&row_map, R, sizeof *row_map, "the oracle's row map");
+    if (!code) code = allocate(&rows, R * pass->output_size, sizeof *rows, "the oracle's rows");
+    if (!code) code = oracle_experts(config, source, n_threads, pass, slots, row_map, rows);
+    if (!code) code = oracle_combine(pass, row_map, rows);
+    if (!code && pass->row_map) memcpy(pass->row_map, row_map, (size_t)R * sizeof *row_map);
+    if (!code && pass->gemm2_rows)
+        memcpy(pass->gemm2_rows, rows, (size_t)(pass->n_rows * pass->output_size) * sizeof *rows);
+    for (int64_t p = 0; !code && pass->replay && p < R; ++p) pass->replay[p] = (int16_t)pass->ids[p];
+    free(slots);
+    free(row_map);
+    free(rows);
+    return code;
+}

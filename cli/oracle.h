@@ -1,0 +1,12 @@
+/* The oracle as a backend: a whole pass in double precision.  Slow. */
+#ifndef MOE4_CLI_ORACLE_H
+#define MOE4_CLI_ORACLE_H
+
+#include "pass.h"
+
+/* Fills every result of the pass that has been allocated, as pass_forward does.  Reads each expert that is named once.
+ */
+int oracle_forward(const moe4_layer_config *config, const moe4_expert_source *source, int32_t n_threads,
+                   struct pass *pass);
+
+#endif

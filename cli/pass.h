@@ -1,0 +1,68 @@
+/* One pass of a batch through a layer: the inputs, and memory for every result that was asked for. */
+#ifndef MOE4_CLI_PASS_H
+#define MOE4_CLI_PASS_H
+
+#include "moe4/moe4.h"
+
+/* Where ids and weights come from. */
+typedef enum pass_routing {
+    PASS_LOGITS, /* logits given */
+    PASS_IDS,    /* ids and weights given */
+    PASS_ROUTER  /* the layer's own router */
+} pass_routing;
+
+/* Results beyond y, ids, weights and logits, which every pass has room for. */
+enum { PASS_STAGES = 1, PASS_REPLAY = 2 };
+
+struct pass {
+    int64_t n_tokens, hidden_size, intermediate_size, output_size;
+    int32_t n_experts, top_k;
+    pass_routing routing;
+
+    uint16_t *x;          /* [T, H] bf16 */
+    float *given_logits;  /* [T, E] */
+    int32_t *given_ids;   /* [T, A] */
+    float *given_weights; /* [T, A] */
+
+    uint16_t *y;            /* [T, output_size] bf16 */
+    float *logits;          /* [T, E]; unused for PASS_IDS */
+    int32_t *ids;           /* [T, A] */
+    float *weights;         /* [T, A] */
+    uint16_t *intermediate; /* [R, I] bf16; PASS_STAGES, as the three below */
+    uint16_t *gemm2_rows;   /* [R, output_size] bf16 */
+    int32_t *row_map;       /* [T, A] */
+    int64_t n_rows;
+    int16_t *replay; /* [T, A]; PASS_REPLAY */
+
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+/* Gives a pass its sizes.  The caller then puts in x and what the routing needs, made with allocate(). */
+struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, int64_t n_tokens, int32_t top_k);
+
+/* Allocates room for the results. */
+int pass_allocate(struct pass *pass, int wants);
+
+/* Workspace for passes through this layer. */
+int pass_prepare(struct pass *pass, moe4_context *context, const moe4_layer *layer);
+
+/* Runs the library for some of the results: what a caller usually wants, the same without the sum over slots (with
+ * PASS_STAGES only), or all that was allocated. */
+typedef enum pass_results {
+    FORWARD_OUTPUT,   /* y, ids, weights */
+    FORWARD_DEFERRED, /* gemm2_rows, row_map, ids, weights */
+    FORWARD_ALL
+} pass_results;
+moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
+
+/* load [E]: how many slots name each expert. */
+void pass_count_load(const struct pass *pass, int64_t *load);
+
+/* Local experts that are named at least once, and slots that name them. */
+void pass_count_local(const struct pass *pass, const moe4_layer_config *config, int64_t *n_experts, int64_t *n_rows);
+
+/* Frees everything, the inputs too. */
+void pass_end(struct pass *pass);
+
+#endif

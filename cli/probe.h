@@ -1,0 +1,25 @@
+/* What this machine can do at best, measured here and now: read bandwidth, multiply-accumulate rate and clock. */
+#ifndef MOE4_CLI_PROBE_H
+#define MOE4_CLI_PROBE_H
+
+#include "moe4/moe4.h"
+
+struct probe_result {
+    double bandwidth_gbs;    /* the best of {1, 8} streams a thread x {with, without} software prefetch */
+    double rate_gflops;      /* 2 FLOP a multiply-accumulate */
+    const char *instruction; /* that the rate was measured with */
+    double clock_ghz;        /* of one thread; 0 where it cannot be measured */
+    double rate_per_clock;   /* instructions a clock and thread; 0 where unknown */
+};
+
+struct probe;
+
+/* Prepares to measure with n_threads pinned threads; holds a buffer far larger than any cache. */
+int probe_open(int32_t n_threads, struct probe **probe);
+void probe_close(struct probe *probe);
+
+/* Each takes a fraction of a second, and raises what is in *best if it finds better. */
+void probe_bandwidth(struct probe *probe, struct probe_result *best);
+void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best);
+
+#endif

@@ -1,0 +1,282 @@
+#include "verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "memory.h"
+#include "message.h"
+#include "oracle.h"
+#include "parallel.h"
+#include "report.h"
+
+enum { MAX_SAMPLES = 16, K_PER_SEGMENT = 32 };
+
+const char *verify_stage_name(verify_stage stage)
+{
+    static const char *const names[] = {"router", "routing", "intermediate", "gemm2", "output"};
+    return names[stage];
+}
+
+/* Sampled tokens of a pass and all that belongs to them. */
+struct sample {
+    const moe4_layer_config *config;
+    const struct pass *pass;
+    ref_arithmetic arithmetic;
+    int64_t n_tokens;
+    int64_t tokens[MAX_SAMPLES]; /* ascending */
+
+    /* The expert at hand, and its sampled rows. */
+    const moe4_expert *expert;
+    int32_t local;
+    int64_t n_rows;
+    double *x;              /* [n, H] */
+    uint16_t *intermediate; /* [n, I] */
+    double *widened;        /* the same as numbers */
+    uint16_t *gemm2_rows;   /* [n, output_size] */
+    ref_verdict verdicts[2];
+};
+
+/* First, last and evenly between. */
+static void sample_choose(struct sample *sample, int64_t work)
+{
+    const struct pass *pass = sample->pass;
+    double products = 3.0 * pass->top_k * (double)pass->hidden_size * (double)pass->intermediate_size;
+    int64_t n = (int64_t)((double)work / products);
+    if (n > MAX_SAMPLES) n = MAX_SAMPLES;
+    if (n > pass->n_tokens) n = pass->n_tokens;
+    if (n < 1 && pass->n_tokens) n = 1;
+    for (int64_t i = 0; i < n; ++i) sample->tokens[i] = n > 1 ? i * (pass->n_tokens - 1) / (n - 1) : 0;
+    sample->n_tokens = n;
+}
+
+/* The sums of a kernel: rounded to nearest, at most one partial sum a block; vdpbf16ps flushes subnormals. */
+static ref_arithmetic sample_arithmetic(const struct pass *pass, const moe4_context_info *context)
+{
+    int64_t K = pass->hidden_size > pass->intermediate_size ? pass->hidden_size : pass->intermediate_size;
+    ref_arithmetic arithmetic = REF_ARITHMETIC_FP32;
+    arithmetic.segments = K / K_PER_SEGMENT;
+    arithmetic.flushes = context->isa == MOE4_ISA_AVX512_BF16;
+    return arithmetic;
+}
+
+static void widen(const uint16_t *from, int64_t n, double *to)
+{
+    for (int64_t i = 0; i < n; ++i) to[i] = ref_bf16(from[i]);
+}
+
+/* ---- Stages
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static int check_routing(const struct sample *sample, struct verify_report *report)
+{
+    const struct pass *pass = sample->pass;
+    int64_t H = pass->hidden_size, E = pass->n_experts, A = pass->top_k;
+    if (pass->routing == PASS_IDS) return EXIT_OK;
+    double *x;
+    int code = allocate(&x, H, sizeof *x, "the router's input");
+    for (int64_t i = 0; !code && i < sample->n_tokens; ++i) {
+        int64_t t = sample->tokens[i];
+        ref_verdict verdict = REF_VERDICT_INIT;
+        if (pass->routing == PASS_ROUTER) {
+            widen(pass->x + t * H, H, x);
+            ref_check_router(sample->config, x, 1, pass->logits + t * E, &sample->arithmetic, &verdict);
+            ref_verdict_add(&report->stages[VERIFY_ROUTER], &verdict);
+        }
+        ref_check_routing(&sample->config->routing, pass->n_experts, pass->logits + t * E, NULL, 1, pass->ids + t * A,
+                          pass->weights + t * A, &verdict);
+        ref_verdict_add(&report->stages[VERIFY_ROUTING], &verdict);
+    }
+    free(x);
+    return code;
+}
+
+/* Copies the sampled rows of the local expert at hand out of the pass. */
+static void expert_gather(struct sample *sample)
+{
+    const struct pass *pass = sample->pass;
+    int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size, n = 0;
+    for (int64_t i = 0; i < sample->n_tokens; ++i)
+        for (int64_t p = sample->tokens[i] * pass->top_k; p < (sample->tokens[i] + 1) * pass->top_k; ++p) {
+            int64_t row = pass->row_map[p];
+            if (row < 0 || ref_local_expert(sample->config, pass->ids[p]) != sample->local) continue;
+            widen(pass->x + sample->tokens[i] * H, H, sample->x + n * H);
+            memcpy(sample->intermediate + n * I, pass->intermediate + row * I, (size_t)I * sizeof *pass->intermediate);
+            memcpy(sample->gemm2_rows + n * O, pass->gemm2_rows + row * O, (size_t)O * sizeof *pass->gemm2_rows);
+            ++n;
+        }
+    widen(sample->intermediate, n * I, sample->widened);
+    sample->n_rows = n;
+}
+
+/* The two GEMMs of the expert at hand: item 0 is the first, item 1 the second. */
+static void expert_check(void *user, int64_t first, int64_t end)
+{
+    struct sample *self = user;
+    for (int64_t i = first; i < end; ++i) {
+        self->verdicts[i] = (ref_verdict)REF_VERDICT_INIT;
+        if (i == 0)
+            ref_check_intermediate(self->config, self->expert, self->local, self->x, self->intermediate, self->n_rows,
+                                   &self->arithmetic, &self->verdicts[i]);
+        else
+            ref_check_gemm2(self->config, self->expert, self->widened, self->gemm2_rows, self->n_rows,
+                            &self->arithmetic, &self->verdicts[i]);
+    }
+}
+
+static int check_experts(struct sample *sample, const moe4_expert_source *source, int32_t n_threads,
+                         struct verify_report *report)
+{
+    const struct pass *pass = sample->pass;
+    int64_t n_slots = sample->n_tokens * pass->top_k; /* an expert can be in every one of them */
+    int code = allocate(&sample->x, n_slots * pass->hidden_size, sizeof *sample->x, "sampled inputs");
+    if (!code)
+        code = allocate(&sample->intermediate, n_slots * pass->intermediate_size, sizeof *sample->intermediate,
+                        "sampled intermediates");
+    if (!code)
+        code = allocate(&sample->widened, n_slots * pass->intermediate_size, sizeof *sample->widened,
+                        "sampled intermediates");
+    if (!code)
+        code = allocate(&sample->gemm2_rows, n_slots * pass->output_size, sizeof *sample->gemm2_rows, "sampled rows");
+    for (int32_t e = 0; !code && e < pass->n_experts; ++e) {
+        sample->local = ref_local_expert(sample->config, e);
+        if (sample->local >= 0) expert_gather(sample);
+        if (sample->local < 0 || !sample->n_rows) continue;
+        moe4_expert expert;
+        sample->expert = &expert;
+        if (source->read(source->user, sample->local, &expert) != MOE4_OK) code = EXIT_FAILED;
+        if (!code) parallel_for(n_threads, 2, expert_check, sample);
+        if (!code) ref_verdict_add(&report->stages[VERIFY_INTERMEDIATE], &sample->verdicts[0]);
+        if (!code) ref_verdict_add(&report->stages[VERIFY_GEMM2], &sample->verdicts[1]);
+    }
+    free(sample->x);
+    free(sample->intermediate);
+    free(sample->widened);
+    free(sample->gemm2_rows);
+    return code;
+}
+
+static int check_output(const struct sample *sample, struct verify_report *report)
+{
+    const struct pass *pass = sample->pass;
+    int64_t O = pass->output_size;
+    const uint16_t **rows;
+    int code = allocate(&rows, pass->top_k, sizeof *rows, "sampled slots");
+    if (code) return code;
+    for (int64_t i = 0; i < sample->n_tokens; ++i) {
+        int64_t t = sample->tokens[i];
+        const int32_t *map = pass->row_map + t * pass->top_k;
+        for (int32_t a = 0; a < pass->top_k; ++a) rows[a] = map[a] < 0 ? NULL : pass->gemm2_rows + map[a] * O;
+        ref_verdict verdict = REF_VERDICT_INIT;
+        ref_check_combine(O, pass->top_k, rows, pass->weights + t * pass->top_k, MOE4_WRITE_OVERWRITE, NULL,
+                          pass->y + t * O, MOE4_DTYPE_BF16, &verdict);
+        ref_verdict_add(&report->stages[VERIFY_OUTPUT], &verdict);
+    }
+    free(rows);
+    return code;
+}
+
+/* ---- Whole layer
+ * ------------------------------------------------------------------------------------------------------ */
+
+/* A pass of the sampled tokens alone, with the ids and weights that the library chose. */
+static int sample_pass(const struct sample *sample, struct pass *part)
+{
+    const struct pass *pass = sample->pass;
+    int64_t n = sample->n_tokens, H = pass->hidden_size, A = pass->top_k;
+    *part = pass_begin(sample->config, PASS_IDS, n, pass->top_k);
+    int code = allocate(&part->x, n * H, sizeof *part->x, "sampled inputs");
+    if (!code) code = allocate(&part->given_ids, n * A, sizeof *part->given_ids, "sampled ids");
+    if (!code) code = allocate(&part->given_weights, n * A, sizeof *part->given_weights, "sampled weights");
+    if (!code) code = pass_allocate(part, 0);
+    for (int64_t i = 0; !code && i < n; ++i) {
+        int64_t t = sample->tokens[i];
+        memcpy(part->x + i * H, pass->x + t * H, (size_t)H * sizeof *part->x);
+        memcpy(part->given_ids + i * A, pass->ids + t * A, (size_t)A * sizeof *part->given_ids);
+        memcpy(part->given_weights + i * A, pass->weights + t * A, (size_t)A * sizeof *part->given_weights);
+    }
+    return code;
+}
+
+static int check_layer(const struct sample *sample, const moe4_expert_source *source, int32_t n_threads,
+                       struct verify_report *report)
+{
+    int64_t O = sample->pass->output_size, n = sample->n_tokens;
+    double *got = NULL, *expected = NULL;
+    struct pass part;
+    int code = sample_pass(sample, &part);
+    if (!code) code = oracle_forward(sample->config, source, n_threads, &part);
+    if (!code) code = allocate(&got, n * O, sizeof *got, "sampled outputs");
+    if (!code) code = allocate(&expected, n * O, sizeof *expected, "expected outputs");
+    if (!code) {
+        for (int64_t i = 0; i < n; ++i) widen(sample->pass->y + sample->tokens[i] * O, O, got + i * O);
+        widen(part.y, n * O, expected);
+        ref_compare(got, expected, n, O, &report->frobenius);
+    }
+    free(got);
+    free(expected);
+    pass_end(&part);
+    return code;
+}
+
+int verify_pass(const moe4_layer_config *config, const moe4_expert_source *source, const moe4_context_info *context,
+                const struct pass *pass, int64_t work, struct verify_report *report)
+{
+    struct sample sample = {.config = config, .pass = pass, .arithmetic = sample_arithmetic(pass, context)};
+    *report = (struct verify_report){0};
+    for (int stage = 0; stage < VERIFY_STAGES; ++stage) report->stages[stage] = (ref_verdict)REF_VERDICT_INIT;
+    sample_choose(&sample, work);
+    report->n_tokens = sample.n_tokens;
+    int code = check_routing(&sample, report);
+    if (!code) code = check_experts(&sample, source, context->n_threads, report);
+    if (!code) code = check_output(&sample, report);
+    if (!code) code = check_layer(&sample, source, context->n_threads, report);
+    return code;
+}
+
+/* ---- Reports
+ * ---------------------------------------------------------------------------------------------------------- */
+
+int verify_is_good(const struct verify_report *report)
+{
+    int64_t n_outside = 0;
+    for (int stage = 0; stage < VERIFY_STAGES; ++stage) n_outside += report->stages[stage].n_outside;
+    return n_outside == 0 && ref_close(&report->frobenius, REF_MODE_BF16);
+}
+
+double verify_worst_ratio(const struct verify_report *report)
+{
+    double worst = 0;
+    for (int stage = 0; stage < VERIFY_STAGES; ++stage)
+        if (report->stages[stage].worst_ratio > worst) worst = report->stages[stage].worst_ratio;
+    return worst;
+}
+
+json_t *verify_json(const struct verify_report *report)
+{
+    json_t *object = json_object();
+    for (int stage = 0; stage < VERIFY_STAGES; ++stage)
+        if (report->stages[stage].n_checked)
+            json_object_set_new(object, verify_stage_name((verify_stage)stage),
+                                json_real(report->stages[stage].worst_ratio));
+    json_object_set_new(object, "frobenius", json_real(report->frobenius.overall));
+    json_object_set_new(object, "tokens", json_integer(report->n_tokens));
+    json_object_set_new(object, "ok", json_boolean(verify_is_good(report)));
+    return object;
+}
+
+void verify_print(const struct verify_report *report)
+{
+    report_field("check", "%s  %lld tokens against the oracle, whole layer off by %.2g (relative Frobenius)",
+                 human_outcome(verify_is_good(report)).text, (long long)report->n_tokens, report->frobenius.overall);
+    for (int stage = 0; stage < VERIFY_STAGES; ++stage) {
+        const ref_verdict *verdict = &report->stages[stage];
+        if (!verdict->n_checked) continue;
+        printf("  %12s %-14s%s", "", verify_stage_name((verify_stage)stage), human_verdict(verdict->worst_ratio).text);
+        if (verdict->n_outside)
+            printf(", %lld of %lld outside; worst: row %lld column %lld is %.9g, allowed %.9g..%.9g",
+                   (long long)verdict->n_outside, (long long)verdict->n_checked, (long long)verdict->worst_row,
+                   (long long)verdict->worst_column, verdict->worst_got, verdict->worst_low, verdict->worst_high);
+        printf("\n");
+    }
+}

@@ -1,0 +1,2 @@
+#define ACTIVATION_KERNELS activation_avx2
+#include "cpu/activation_template.h"
