@@ -1,0 +1,148 @@
+/* Single instructions of sm_90a that CUDA C has no name for. */
+#ifndef MOE4_CUDA_PTX_CUH
+#define MOE4_CUDA_PTX_CUH
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* ---- mbarriers -------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* This phase also waits for `bytes` of bulk copies. */
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/* Waits until the phase of this parity is over. */
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine. */
+static __device__ __forceinline__ void barrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* ---- Copies to shared memory ------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* 16 bytes, of which the first `valid` are read and the others become 0. */
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from, uint32_t valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+}
+
+static __device__ __forceinline__ void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most `pending` of this thread's groups are under way. */
+template <int pending> static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/* What this thread wrote to shared memory becomes visible to wgmma. */
+static __device__ __forceinline__ void async_proxy_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- Warpgroups ------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int pending> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+template <int count> static __device__ __forceinline__ void registers_raise(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count> static __device__ __forceinline__ void registers_lower(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+/* ---- Programmatic dependent launch ------------------------------------------------------------------------------ */
+
+/* The next kernel of the stream may start. */
+static __device__ __forceinline__ void launch_dependents(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Until the kernels before this one are over and what they wrote is visible. */
+static __device__ __forceinline__ void wait_for_predecessors(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/* ---- Shared memory reads and matrix shuffles -------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint4 load_shared_16(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+
+/* An 8x8 matrix of 16-bit values over a warp, lane l holding row l/4, columns 2(l%4) and the next; transposed. */
+static __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair)
+{
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
+}
+
+#endif
