@@ -7,12 +7,11 @@
 
 #include "cpu/activation.h"
 
-/* e^(x + rest), |rest| tiny: the exponent of a product may carry its rounding error along. */
-static __device__ __forceinline__ float exp_of(float x, float rest)
+/* e^(x + rest) for x <= 0, |rest| tiny: the exponent of a product may carry its rounding error along. */
+static __device__ __forceinline__ float exp_negative(float x, float rest)
 {
-    x = x > 88.72f ? 89.0f : x; /* e^89 is infinite; a NaN fails both tests */
-    x = x < -104.0f ? -104.0f : x;
-    float n = rintf(x * 0x1.715476p+0f);
+    x = x < -104.0f ? -104.0f : x; /* where it rounds to 0 */
+    float shifted = fmaf(x, 0x1.715476p+0f, 0x1.8p23f), n = shifted - 0x1.8p23f;
     float r = fmaf(n, -0x1.62e400p-1f, x); /* exact: n has 8 bits, the constant 15 */
     r = fmaf(n, -0x1.7f7d1cp-20f, r) + rest;
     float p = 0x1.a5f9e0p-10f; /* minimax for (e^r - 1 - r) / r^2 on |r| < 0.35 */
@@ -21,17 +20,28 @@ static __device__ __forceinline__ float exp_of(float x, float rest)
     p = fmaf(p, r, 0x1.55541ap-3f);
     p = fmaf(p, r, 0x1.fffffep-2f);
     float e = fmaf(r * r, p, r) + 1.0f;
-    int32_t half = (int32_t)n >> 1; /* 2^n in two factors: n may be out of a float's exponents */
-    e *= __int_as_float((half + 127) << 23);
-    return e * __int_as_float(((int32_t)n - half + 127) << 23);
+    int32_t exponent = __float_as_int(shifted) - __float_as_int(0x1.8p23f), half = exponent >> 1;
+    e *= __int_as_float((half + 127) << 23); /* 2^n in two factors, since n may be out of a float's exponents */
+    return e * __int_as_float((exponent - half + 127) << 23);
 }
 
-/* 1 + e^(-a*b) */
-static __device__ __forceinline__ float one_plus_exp_minus(float a, float b)
+/* a / b to within an ulp, 1 <= b <= 2. */
+static __device__ __forceinline__ float divide(float a, float b)
 {
-    float x = -a * b;
-    float rest = fmaf(-a, b, -x);
-    return 1.0f + exp_of(x, fabsf(rest) < 1.0f ? rest : 0.0f);
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
+    float q = a * reciprocal;
+    float corrected = fmaf(fmaf(-q, b, a), reciprocal, q);
+    return fabsf(q) < INFINITY ? corrected : q; /* not NaN out of infinity */
+}
+
+/* a * sigmoid(alpha * g) */
+static __device__ __forceinline__ float times_sigmoid(float a, float alpha, float g)
+{
+    float z = alpha * g, rest = fmaf(alpha, g, -z); /* z + rest is exact */
+    if (!(fabsf(rest) < 1.0f)) rest = 0.0f;         /* z overflowed */
+    float e = exp_negative(-fabsf(z), z < 0.0f ? rest : -rest);
+    return divide(z < 0.0f ? a * e : a, 1.0f + e);
 }
 
 static __device__ __forceinline__ float clamp_above(float x, float limit)
@@ -50,7 +60,7 @@ static __device__ __forceinline__ float activate(float g, float u, const activat
 {
     if constexpr (activation == MOE4_ACTIVATION_SWIGLU_STEP) {
         u = clamp_both(u, params.limit);
-        return clamp_above(g / one_plus_exp_minus(1.0f, g), params.limit) * u;
+        return clamp_above(times_sigmoid(g, 1.0f, g), params.limit) * u;
     }
     if constexpr (activation == MOE4_ACTIVATION_RELU2) {
         u = u < 0.0f ? 0.0f : u;
@@ -61,10 +71,10 @@ static __device__ __forceinline__ float activate(float g, float u, const activat
     g = clamp_above(g, params.limit);
     u = clamp_both(u, params.limit);
     if constexpr (activation == MOE4_ACTIVATION_SILU || activation == MOE4_ACTIVATION_SWIGLU_OAI)
-        return g * (u + params.beta) / one_plus_exp_minus(params.alpha, g);
+        return times_sigmoid(g * (u + params.beta), params.alpha, g);
     if constexpr (activation == MOE4_ACTIVATION_SITU) {
         float up = params.beta == INFINITY ? u : params.beta * tanhf(u / params.beta);
-        return params.alpha * tanhf(g / params.alpha) * up / one_plus_exp_minus(1.0f, g);
+        return times_sigmoid(params.alpha * tanhf(g / params.alpha) * up, 1.0f, g);
     }
     /* the others are rare, and a cancelling 1 - erf wants the digits */
     double z = (double)params.alpha * g;

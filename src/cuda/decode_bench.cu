@@ -2,7 +2,7 @@
  * library: it measures the choice that layout.h states.
  *
  * Every variant reads what the GEMM reads (16 bytes of codes and 4 of scales a lane for 32 codes) and leaves operand A
- * in registers; nothing consumes it, so the figures bound the GEMM's decoding alone. */
+ * in registers.  One exclusive or for two of them keeps the compiler from dropping the work, and is counted. */
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -100,6 +100,23 @@ template <variant v> __device__ __forceinline__ int decode(uint4 codes, uint32_t
     return decode_bf16_shared(codes, scales, a), 16;
 }
 
+/* Read anew every time, whatever the compiler knows. */
+__device__ __forceinline__ uint4 read_codes(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+__device__ __forceinline__ uint32_t read_scales(uint32_t address)
+{
+    uint32_t v;
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+
 constexpr int THREADS = 512, LAPS = 2000, STEPS = 16;
 
 template <variant v> __global__ void __launch_bounds__(THREADS, 1) loop(long long *clocks)
@@ -112,18 +129,20 @@ template <variant v> __global__ void __launch_bounds__(THREADS, 1) loop(long lon
     __syncthreads();
     uint32_t code_address = shared_address(codes) + threadIdx.x % 128 * 16;
     uint32_t scale_address = shared_address(scales) + threadIdx.x / 4 * 4;
+    uint32_t kept = 0;
     long long begin = clock64();
 #pragma unroll 1
     for (int lap = 0; lap < LAPS; lap += STEPS)
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             uint32_t a[16];
-            int n = decode<v>(load_shared_16(code_address + s * 2048), load_shared_4(scale_address), a);
+            int n = decode<v>(read_codes(code_address + s * 2048), read_scales(scale_address), a);
 #pragma unroll
-            for (int i = 0; i < n; i++) asm volatile("" ::"r"(a[i]));
+            for (int i = 0; i < n; i += 2) kept ^= a[i] ^ a[i + 1];
         }
     __syncthreads();
     if (threadIdx.x == 0) clocks[blockIdx.x] = clock64() - begin;
+    if (kept == 1) clocks[0] = 0; /* keeps it */
 }
 
 template <variant v> void measure(long long *clocks)

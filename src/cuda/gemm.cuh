@@ -1,17 +1,17 @@
-/* The grouped GEMMs on wgmma: out[row, :] = act or bias of x[row] . W[expert of row]^T, tiles of 64*G weight rows by up
- * to N routed rows of one expert.
+/* The grouped GEMM on wgmma: out[row, :] = activation or bias of x[row] . W[expert of row]^T, in items of 64*G weight
+ * rows by one token tile, up to MAX_TOKENS routed rows of one expert.
  *
  * The weights are operand A, decoded into registers, the activations operand B in shared memory, so that a token tile
- * may be as narrow as 8.  A block is G consumer warpgroups, one 64-row weight tile each, and one producer warpgroup,
- * whose first thread starts the bulk copies of the packed weights while all its threads gather activation rows 16 bytes
- * at a time.  A ring of stages, each KS steps of 64 k, lies between them:
+ * may be as narrow as 8 and takes the narrowest instruction that holds it.  A block is one producer warpgroup and G
+ * consumer warpgroups of one 64-row weight tile each.  A ring of stages, each a few steps of 64 k, lies between them:
  *
- *     full[s]    its 128 producers' arrivals and the bulk copies' bytes      empty[s]    the consumers' 4*G warps
+ *   producers    thread 0 starts the bulk copies of the packed weights; all gather rows of x, 16 bytes at a time
+ *   full[s]      arrivals of the 128 producers, each when its copies have landed, and the bytes of the bulk copies
+ *   consumers    decode the next group of steps while the tensor cores work on this one
+ *   empty[s]     arrivals of the consumers' 4*G warps
  *
- * A consumer decodes step s+1 while the tensor cores work on step s.
- *
- * Order of sums ("wgmma_k16"): every element of out is one chain of m64nNk16 instructions over ascending k, whatever N,
- * G, KS and T are, so none of them changes a bit. */
+ * Order of sums ("wgmma_k16"): every element of out is one chain of m64nNk16 instructions over ascending k, whatever
+ * the width, the tile and T are, so none of them changes a bit. */
 #ifndef MOE4_CUDA_GEMM_CUH
 #define MOE4_CUDA_GEMM_CUH
 
@@ -22,38 +22,50 @@
 #include "cuda/ptx.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { WARPGROUP = 128, SHARED_LIMIT = 227 * 1024 };
-
-template <int N_, int G_, int KS_> struct gemm_shape {
-    static constexpr int N = N_, G = G_, KS = KS_;
-    static constexpr int threads = (G + 1) * WARPGROUP;
-    static constexpr int step_x_bytes = N * CUDA_STEP_K * 2;
-    static constexpr int x_bytes = KS * step_x_bytes;
-    static constexpr int tile_bytes = KS * CUDA_STEP_BYTES; /* of one warpgroup's weights in a stage */
-    static constexpr int stage_bytes = (x_bytes + G * tile_bytes + 1023) / 1024 * 1024;
-    static constexpr int blocks = G == 1 ? 2 : 1; /* on one multiprocessor */
-    static constexpr int fit = (SHARED_LIMIT / blocks - 3072) / stage_bytes;
-    static constexpr int stages = fit > 12 ? 12 : fit;
-    static constexpr int shared_bytes = stages * stage_bytes + 2048; /* alignment and barriers besides */
-    static constexpr int producer_registers = 40;
-    static constexpr int launch_registers = 65536 / threads / 8 * 8; /* a thread's, before the warpgroups trade */
-    static constexpr int consumer_registers = (launch_registers * (G + 1) - producer_registers) / G / 8 * 8;
-    static constexpr int lag = stages - 2; /* stages whose gathers are under way */
-    static_assert(KS % 2 == 0, "fragments alternate between two buffers");
-    static_assert(stages >= 3, "a ring of three at least");
+enum {
+    WARPGROUP = 128,
+    G = 3, /* consumer warpgroups */
+    GEMM_THREADS = (G + 1) * WARPGROUP,
+    PRODUCER_REGISTERS = 56,
+    CONSUMER_REGISTERS = 152
 };
 
-struct ring {
+/* Steps a stage and steps a group of wgmma, by the width of the token tile: what is narrow is bound by decoding and
+ * synchronisation and has registers to spare. */
+enum : int { NARROW = 32, NARROW_STEPS = 4, WIDE_STEPS = 2 };
+
+/* A stage: rows of x, 128 bytes a step, then each warpgroup's packed weights. */
+enum : int {
+    NARROW_X = NARROW * 128, /* bytes of a step's x */
+    WIDE_X = MAX_TOKENS * 128,
+    NARROW_WEIGHTS = NARROW_STEPS * NARROW_X, /* where the weights begin */
+    WIDE_WEIGHTS = WIDE_STEPS * WIDE_X,
+    NARROW_BYTES = NARROW_WEIGHTS + G * NARROW_STEPS * CUDA_STEP_BYTES,
+    WIDE_BYTES = WIDE_WEIGHTS + G * WIDE_STEPS * CUDA_STEP_BYTES,
+    STAGE_BYTES = ((NARROW_BYTES > WIDE_BYTES ? NARROW_BYTES : WIDE_BYTES) + 1023) / 1024 * 1024,
+    STAGES = 4,
+    GEMM_SHARED_BYTES = STAGES * STAGE_BYTES + 1024 + STAGES * 16
+};
+
+template <int N> struct width {
+    static constexpr bool narrow = N <= NARROW;
+    static constexpr int rows = narrow ? NARROW : MAX_TOKENS; /* that a stage has room for */
+    static constexpr int steps = narrow ? NARROW_STEPS : WIDE_STEPS;
+    static constexpr int group = narrow ? 2 : 1; /* steps that are decoded, then multiplied, together */
+    static constexpr int x_bytes = narrow ? NARROW_X : WIDE_X;
+    static constexpr int weights = narrow ? NARROW_WEIGHTS : WIDE_WEIGHTS;
+    static_assert(steps / group % 2 == 0, "groups alternate between two sets of registers");
+};
+
+struct gemm_ring {
     uint32_t stages, full, empty; /* shared addresses: the ring and its barriers */
 };
 
-/* Where in the ring, and which lap: parity of the full barrier to wait for. */
-template <int stages> struct position {
-    int stage = 0;
-    uint32_t parity = 0;
+struct ring_position {
+    uint32_t stage = 0, parity = 0;
     __device__ __forceinline__ void advance()
     {
-        if (++stage == stages) stage = 0, parity ^= 1;
+        if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
 
@@ -62,15 +74,15 @@ struct gemm_item {
     int first_tile;
 };
 
-template <class S> static __device__ __forceinline__ gemm_item item_at(const gemm_call &call, int index)
+static __device__ __forceinline__ int item_groups(const gemm_call &call)
 {
-    int groups = (call.n_tiles + S::G - 1) / S::G;
-    return {call.token_tiles[index / groups], index % groups * S::G};
+    return (call.n_tiles + G - 1) / G;
 }
 
-template <class S> static __device__ __forceinline__ int item_count(const gemm_call &call)
+static __device__ __forceinline__ gemm_item item_at(const gemm_call &call, int index)
 {
-    return *call.n_token_tiles * ((call.n_tiles + S::G - 1) / S::G);
+    int groups = item_groups(call);
+    return {call.token_tiles[index / groups], index % groups * G};
 }
 
 static __device__ __forceinline__ const uint8_t *weight_tile(const gemm_call &call, int l, int tile)
@@ -81,151 +93,169 @@ static __device__ __forceinline__ const uint8_t *weight_tile(const gemm_call &ca
 
 /* ---- Producers -------------------------------------------------------------------------------------------------- */
 
-/* Rows of x that a producer thread gathers a 16-byte chunk of; -1 = none. */
-template <class S> struct gather {
-    static constexpr int passes = S::N / 16 ? S::N / 16 : 1;
-    int32_t source[passes];
+enum { GATHER_ROWS = WARPGROUP / 8, GATHER_PASSES = MAX_TOKENS / GATHER_ROWS };
+
+/* Where a producer thread's next stage comes from.  It copies a 16-byte chunk of every 16th row of the tile. */
+struct fill_source {
+    const uint16_t *x[GATHER_PASSES];
+    const uint8_t *weights[G];
+    int n_passes;
+    uint32_t to; /* of the first chunk in a step's rows */
 };
 
-template <class S>
-static __device__ __forceinline__ void gather_rows(const gemm_call &call, const token_tile &tokens, gather<S> &g)
+/* Rows of 128 bytes have their chunks exchanged by the row's low three bits: wgmma's 128-byte swizzle.  What lies in
+ * rows past the tile's end only reaches columns that nobody stores. */
+static __device__ __forceinline__ fill_source source_of(const gemm_call &call, const gemm_item &item)
 {
-#pragma unroll
-    for (int p = 0; p < gather<S>::passes; p++) {
-        int row = (int)threadIdx.x / 8 + 16 * p;
-        g.source[p] = -1;
-        if (row < tokens.n_rows)
-            g.source[p] = call.row_source ? call.row_source[tokens.first_row + row] : tokens.first_row + row;
-    }
-}
-
-/* Rows of 128 bytes, their 16-byte chunks exchanged by the row's low three bits: wgmma's 128-byte swizzle. */
-template <class S>
-static __device__ __forceinline__ void gather_stage(const gemm_call &call, const gather<S> &g, int first_step,
-                                                    uint32_t stage)
-{
+    const token_tile &tokens = item.tokens;
     const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
-    if (S::N < 16 && first_row >= S::N) return;
+    fill_source from = {};
+    from.n_passes = (tokens.n_rows - first_row + GATHER_ROWS - 1) / GATHER_ROWS;
+    from.to = first_row * 128 + ((chunk ^ first_row % 8) << 4);
 #pragma unroll
-    for (int s = 0; s < S::KS; s++) {
-        int k = (first_step + s) * CUDA_STEP_K + chunk * 8;
+    for (int p = 0; p < GATHER_PASSES; p++) {
+        int row = tokens.first_row + first_row + GATHER_ROWS * p;
+        if (p < from.n_passes && call.row_source) row = call.row_source[row];
+        from.x[p] = call.x + row * call.ldx + chunk * 8;
+    }
 #pragma unroll
-        for (int p = 0; p < gather<S>::passes; p++) {
-            int row = first_row + 16 * p;
-            bool valid = g.source[p] >= 0 && k < call.K;
-            const uint16_t *from = call.x + (valid ? (int64_t)g.source[p] * call.ldx + k : 0);
-            copy16(stage + s * S::step_x_bytes + row * 128 + ((chunk ^ row % 8) << 4), from, valid ? 16 : 0);
+    for (int w = 0; w < G; w++) from.weights[w] = weight_tile(call, tokens.l, item.first_tile + w);
+    return from;
+}
+
+/* The steps of a stage; zeros where K is over. */
+template <int passes, int steps, int x_bytes>
+static __device__ __forceinline__ void fill_x(const gemm_call &call, fill_source &from, int first_step, uint32_t stage)
+{
+    uint32_t valid[steps];
+#pragma unroll
+    for (int s = 0; s < steps; s++)
+        valid[s] = (first_step + s) * CUDA_STEP_K + (int)threadIdx.x % 8 * 8 < call.K ? 16 : 0;
+#pragma unroll
+    for (int p = 0; p < passes; p++) {
+#pragma unroll
+        for (int s = 0; s < steps; s++)
+            copy16_if(p < from.n_passes, stage + from.to + s * x_bytes + p * GATHER_ROWS * 128,
+                      from.x[p] + s * CUDA_STEP_K, valid[s]);
+        from.x[p] += steps * CUDA_STEP_K;
+    }
+}
+
+/* Zeros for the missing steps of one warpgroup's weights. */
+static __device__ __forceinline__ void fill_zeros(const gemm_call &call, uint32_t to, int bytes)
+{
+#pragma unroll 1
+    for (int at = (int)threadIdx.x * 16; at < bytes; at += WARPGROUP * 16) copy16_if(true, to + at, call.weights, 0);
+}
+
+/* All stages of an item. */
+template <int width_class>
+static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                 const gemm_item &item)
+{
+    using W = width<width_class>;
+    constexpr int passes = W::rows / GATHER_ROWS, tile_bytes = W::steps * CUDA_STEP_BYTES;
+    fill_source from = source_of(call, item);
+    for (int step = 0; step < call.n_steps; step += W::steps, at.advance()) {
+        const uint32_t stage = ring.stages + at.stage * STAGE_BYTES, full = ring.full + at.stage * 8;
+        const int left = call.n_steps - step, bytes = left < W::steps ? left * CUDA_STEP_BYTES : tile_bytes;
+        barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
+        if (threadIdx.x == 0) {
+            barrier_expect(full, G * bytes);
+#pragma unroll
+            for (int w = 0; w < G; w++) {
+                bulk_copy(stage + W::weights + w * tile_bytes, from.weights[w], bytes, full);
+                from.weights[w] += tile_bytes;
+            }
         }
-    }
-}
-
-/* Bulk copies of all warpgroups' weights of a stage; steps past the end are zeros. */
-template <class S>
-static __device__ __forceinline__ void load_weights(const gemm_call &call, const gemm_item &item, int first_step,
-                                                    uint32_t stage, uint32_t full)
-{
-    int steps = call.n_steps - first_step < S::KS ? call.n_steps - first_step : S::KS;
-    barrier_expect(full, S::G * steps * CUDA_STEP_BYTES);
+        fill_x<passes, W::steps, W::x_bytes>(call, from, step, stage);
 #pragma unroll
-    for (int w = 0; w < S::G; w++) {
-        const uint8_t *from =
-            weight_tile(call, item.tokens.l, item.first_tile + w) + (int64_t)first_step * CUDA_STEP_BYTES;
-        bulk_copy(stage + S::x_bytes + w * S::tile_bytes, from, steps * CUDA_STEP_BYTES, full);
+        for (int w = 0; w < G; w++)
+            fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
+        copies_arrive(full);
     }
 }
 
-template <class S> static __device__ __forceinline__ void zero_tail(const gemm_call &call, int first_step, uint32_t stage)
+static __device__ void produce(const gemm_call &call, const gemm_ring &ring)
 {
-    int steps = call.n_steps - first_step;
-    if (steps >= S::KS) return;
-    for (int w = 0; w < S::G; w++)
-        for (int byte = steps * CUDA_STEP_BYTES + (int)threadIdx.x * 16; byte < S::tile_bytes; byte += WARPGROUP * 16)
-            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(stage + S::x_bytes + w * S::tile_bytes + byte),
-                         "r"(0)
-                         : "memory");
-}
-
-template <class S> static __device__ void produce(const gemm_call &call, const ring &ring)
-{
-    position<S::stages> at, done;
-    int under_way = 0;
-    const int n_items = item_count<S>(call);
+    ring_position at;
+    const int n_items = *call.n_token_tiles * item_groups(call);
     for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
-        gemm_item item = item_at<S>(call, index);
-        gather<S> rows;
-        gather_rows<S>(call, item.tokens, rows);
-        for (int step = 0; step < call.n_steps; step += S::KS, at.advance()) {
-            uint32_t stage = ring.stages + at.stage * S::stage_bytes, full = ring.full + at.stage * 8;
-            barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
-            if (threadIdx.x == 0) load_weights<S>(call, item, step, stage, full);
-            zero_tail<S>(call, step, stage);
-            gather_stage<S>(call, rows, step, stage);
-            copy_commit();
-            if (under_way++ < S::lag) continue;
-            copy_wait<S::lag>();
-            async_proxy_fence();
-            barrier_arrive(ring.full + done.stage * 8);
-            done.advance();
-        }
+        gemm_item item = item_at(call, index);
+        if (item.tokens.n_rows <= NARROW)
+            fill_item<NARROW>(call, ring, at, item);
+        else
+            fill_item<MAX_TOKENS>(call, ring, at, item);
     }
-    copy_wait<0>();
-    async_proxy_fence();
-    for (; done.stage != at.stage || done.parity != at.parity; done.advance())
-        barrier_arrive(ring.full + done.stage * 8);
+    copy_wait_all(); /* shared memory must outlive the copies */
 }
 
 /* ---- Consumers -------------------------------------------------------------------------------------------------- */
 
-/* The low half of wgmma's description of operand B (wgmma.cuh): its address in units of 16 bytes. */
-static __device__ __forceinline__ uint32_t operand_b(uint32_t address)
+static __device__ __forceinline__ int consumer(void)
 {
-    return address >> 4 | 1 << 16;
+    return threadIdx.x / WARPGROUP - 1;
 }
 
-static __device__ __forceinline__ void load_and_decode(uint32_t step, uint32_t (&a)[16])
+template <int N> static __device__ __forceinline__ void decode_group(uint32_t weights, uint32_t (&a)[width<N>::group][16])
 {
     const int thread = threadIdx.x % WARPGROUP;
-    uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
-    uint32_t scales = load_shared_4(step + thread / 4 * 4);
-    decode_step(codes, scales, a);
+#pragma unroll
+    for (int s = 0; s < width<N>::group; s++) {
+        uint32_t step = weights + s * CUDA_STEP_BYTES;
+        uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
+        uint32_t scales = load_shared_4(step + thread / 4 * 4);
+        decode_step(codes, scales, a[s]);
+    }
 }
 
-template <class S>
-static __device__ __forceinline__ void multiply_step(float (&d)[S::N / 2], uint32_t (&a)[16], uint32_t b, int accumulate)
+template <int N>
+static __device__ __forceinline__ void multiply_group(float (&d)[N / 2], uint32_t (&a)[width<N>::group][16], uint32_t b)
 {
 #pragma unroll
-    for (int i = 0; i < 16; i++) asm volatile("" : "+r"(a[i]));
+    for (int i = 0; i < width<N>::group * 16; i++) asm volatile("" : "+r"(a[i / 16][i % 16])); /* decoded by now */
     wgmma_fence();
 #pragma unroll
-    for (int j = 0; j < 4; j++) wgmma<S::N>(d, a + 4 * j, b + 2 * j, j || accumulate);
+    for (int i = 0; i < width<N>::group * 4; i++)
+        wgmma<N>(d, a[i / 4] + i % 4 * 4, b + i / 4 * (width<N>::x_bytes / 16) + i % 4 * 2);
     wgmma_commit();
 }
 
-/* All of K for one item. */
-template <class S>
-static __device__ __forceinline__ void multiply(const gemm_call &call, const ring &ring, position<S::stages> &at,
-                                                float (&d)[S::N / 2])
+/* Until the stage is full, by whichever way its bytes came. */
+static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position &at)
 {
-    const int warpgroup = threadIdx.x / WARPGROUP - 1;
-    const int n_stages = (call.n_steps + S::KS - 1) / S::KS;
-    uint32_t a[2][16];
     barrier_wait(ring.full + at.stage * 8, at.parity);
-    uint32_t stage = ring.stages + at.stage * S::stage_bytes;
-    load_and_decode(stage + S::x_bytes + warpgroup * S::tile_bytes, a[0]);
-    for (int n = 0; n < n_stages; n++) {
-        uint32_t weights = stage + S::x_bytes + warpgroup * S::tile_bytes, empty = ring.empty + at.stage * 8;
-        uint32_t b = operand_b(stage);
+    async_proxy_fence();
+}
+
+/* All of K for one item. */
+template <int N>
+static __device__ __forceinline__ void multiply(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                float (&d)[N / 2])
+{
+    using W = width<N>;
+    constexpr int groups = W::steps / W::group, group_bytes = W::group * CUDA_STEP_BYTES;
+    const int n_stages = (call.n_steps + W::steps - 1) / W::steps;
+    const uint32_t own = ring.stages + W::weights + consumer() * W::steps * CUDA_STEP_BYTES;
+    uint32_t a[2][W::group][16];
 #pragma unroll
-        for (int s = 0; s < S::KS; s++) {
-            multiply_step<S>(d, a[s % 2], b + s * (S::step_x_bytes / 16), n || s);
-            if (s + 1 < S::KS) {
-                load_and_decode(weights + (s + 1) * CUDA_STEP_BYTES, a[(s + 1) % 2]);
+    for (int i = 0; i < N / 2; i++) d[i] = 0.0f;
+    at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
+    await_stage(ring, at);
+    decode_group<N>(own + at.stage * STAGE_BYTES, a[0]);
+    for (int n = 0; n < n_stages; n++) {
+        const uint32_t weights = own + at.stage * STAGE_BYTES, empty = ring.empty + at.stage * 8;
+        const uint32_t b = wgmma_operand(ring.stages + at.stage * STAGE_BYTES);
+#pragma unroll
+        for (int i = 0; i < groups; i++) {
+            multiply_group<N>(d, a[i % 2], b + i * W::group * (W::x_bytes / 16));
+            if (i + 1 < groups) {
+                decode_group<N>(weights + (i + 1) * group_bytes, a[(i + 1) % 2]);
             } else {
                 at.advance();
                 if (n + 1 < n_stages) {
-                    barrier_wait(ring.full + at.stage * 8, at.parity);
-                    stage = ring.stages + at.stage * S::stage_bytes;
-                    load_and_decode(stage + S::x_bytes + warpgroup * S::tile_bytes, a[0]);
+                    await_stage(ring, at);
+                    decode_group<N>(own + at.stage * STAGE_BYTES, a[0]);
                 }
             }
             wgmma_wait<0>();
@@ -234,99 +264,125 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const rin
     }
 }
 
-static __device__ __forceinline__ uint32_t pair_of(float low, float high)
+static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
 {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-/* Gated gate/up: this thread's rows are a gate and its up.  Stores v' [row, I]. */
-template <class S, moe4_activation activation>
+/* What an epilogue needs of a thread's two rows, g and g+8 of its warp's 16. */
+struct row_pair {
+    float bias[2], unit;
+    activation_params params;
+};
+
+static __device__ __forceinline__ row_pair rows_of_thread(const gemm_call &call, int l, int tile)
+{
+    const float *bias =
+        call.bias + ((int64_t)l * call.n_tiles + tile) * CUDA_TILE_ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+    return {{bias[0], bias[8]}, call.unit[l], call.params[l]};
+}
+
+/* Gated gate/up: a thread's rows are a gate and its up.  Stores v' [row, I]. */
+template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_gated(const gemm_call &call, const token_tile &tokens, int tile,
-                                                   const float (&d)[S::N / 2])
+                                                   const float (&d)[N / 2])
 {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const float *bias = call.bias + ((int64_t)tokens.l * call.n_tiles + tile) * CUDA_TILE_ROWS + warp * 16 + lane / 4;
-    const float gate_bias = bias[0], up_bias = bias[8], unit = call.unit[tokens.l];
-    const activation_params params = call.params[tokens.l];
-    const int i = tile * CUDA_GATED_COLUMNS + warp * 8 + lane % 4 * 2;
+    const row_pair rows = rows_of_thread(call, tokens.l, tile);
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane / 4) * call.ldout + tile * CUDA_GATED_COLUMNS +
+                    warp * 8 + lane % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < S::N / 8; j++) {
-        if (8 * j >= tokens.n_rows) break;
+    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
         float v[2];
 #pragma unroll
         for (int c = 0; c < 2; c++)
-            v[c] = activate<activation>(d[4 * j + c] * unit + gate_bias, d[4 * j + 2 + c] * unit + up_bias, params);
-        uint32_t pair = transpose_8x8(pair_of(v[0], v[1])); /* now i and i+1 of row 8j + lane/4 */
-        int row = 8 * j + lane / 4;
-        if (row < tokens.n_rows) *(uint32_t *)(call.out + (int64_t)(tokens.first_row + row) * call.ldout + i) = pair;
+            v[c] = activate<activation>(d[4 * j + c] * rows.unit + rows.bias[0],
+                                        d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
+        uint32_t pair = transpose_8x8(bf16_pair(v[0], v[1])); /* now i and i+1 of row 8j + lane/4 */
+        if (8 * j + lane / 4 < tokens.n_rows) *(uint32_t *)out = pair;
     }
 }
 
-/* This thread's rows are neighbours.  Stores out [row, columns]. */
-template <class S, moe4_activation activation>
+/* A thread's rows are neighbours.  Stores out [row, columns]. */
+template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_plain(const gemm_call &call, const token_tile &tokens, int tile,
-                                                   const float (&d)[S::N / 2])
+                                                   const float (&d)[N / 2])
 {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const float *bias = call.bias + ((int64_t)tokens.l * call.n_tiles + tile) * CUDA_TILE_ROWS + warp * 16 + lane / 4;
-    const float low_bias = bias[0], high_bias = bias[8], unit = call.unit[tokens.l];
-    const activation_params params = call.params[tokens.l];
+    const row_pair rows = rows_of_thread(call, tokens.l, tile);
     const int column = tile * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
     if (column >= call.columns) return;
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + column;
 #pragma unroll
-    for (int j = 0; j < S::N / 8; j++) {
+    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            int row = 8 * j + lane % 4 * 2 + c;
-            if (row >= tokens.n_rows) continue;
-            uint32_t pair = pair_of(activate<activation>(0.0f, d[4 * j + c] * unit + low_bias, params),
-                                    activate<activation>(0.0f, d[4 * j + 2 + c] * unit + high_bias, params));
-            *(uint32_t *)(call.out + (int64_t)(tokens.first_row + row) * call.ldout + column) = pair;
+            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
+            float low = activate<activation>(0.0f, d[4 * j + c] * rows.unit + rows.bias[0], rows.params);
+            float high = activate<activation>(0.0f, d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
+            *(uint32_t *)(out + c * call.ldout) = bf16_pair(low, high);
         }
     }
 }
 
-template <class S, moe4_activation activation>
-static __device__ void consume(const gemm_call &call, const ring &ring)
+template <int N, moe4_activation activation>
+static __device__ __forceinline__ void consume_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                    const gemm_item &item)
 {
-    const int warpgroup = threadIdx.x / WARPGROUP - 1;
-    const int n_items = item_count<S>(call);
-    position<S::stages> at;
-    for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
-        gemm_item item = item_at<S>(call, index);
-        float d[S::N / 2];
-        multiply<S>(call, ring, at, d);
-        int tile = item.first_tile + warpgroup;
-        if (tile >= call.n_tiles) continue;
-        if constexpr (activation == MOE4_ACTIVATION_IDENTITY || activation == MOE4_ACTIVATION_RELU2)
-            store_plain<S, activation>(call, item.tokens, tile, d);
-        else
-            store_gated<S, activation>(call, item.tokens, tile, d);
-    }
+    float d[N / 2];
+    multiply<N>(call, ring, at, d);
+    int tile = item.first_tile + consumer();
+    if (tile >= call.n_tiles) return;
+    if constexpr (activation == MOE4_ACTIVATION_IDENTITY || activation == MOE4_ACTIVATION_RELU2)
+        store_plain<N, activation>(call, item.tokens, tile, d);
+    else
+        store_gated<N, activation>(call, item.tokens, tile, d);
 }
 
-template <class S, moe4_activation activation>
-__global__ void __launch_bounds__(S::threads, S::blocks) gemm_kernel(const __grid_constant__ gemm_call call)
+/* The narrowest width that holds the item's tokens. */
+template <moe4_activation activation, int N, int... wider>
+static __device__ __forceinline__ void consume_narrowest(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                         const gemm_item &item)
+{
+    if constexpr (sizeof...(wider) > 0) {
+        if (item.tokens.n_rows > N) {
+            consume_narrowest<activation, wider...>(call, ring, at, item);
+            return;
+        }
+    }
+    consume_item<N, activation>(call, ring, at, item);
+}
+
+template <moe4_activation activation> static __device__ void consume(const gemm_call &call, const gemm_ring &ring)
+{
+    const int n_items = *call.n_token_tiles * item_groups(call);
+    ring_position at;
+    for (int index = blockIdx.x; index < n_items; index += gridDim.x)
+        consume_narrowest<activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at, item_at(call, index));
+}
+
+template <moe4_activation activation>
+__global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_constant__ gemm_call call)
 {
     extern __shared__ uint8_t shared[];
-    uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
-    ring ring = {base, base + S::stages * S::stage_bytes, base + S::stages * S::stage_bytes + S::stages * 8};
+    const uint32_t stages = (shared_address(shared) + 1023) / 1024 * 1024, barriers = stages + STAGES * STAGE_BYTES;
+    const gemm_ring ring = {stages, barriers, barriers + STAGES * 8};
     if (threadIdx.x == 0) {
-        for (int s = 0; s < S::stages; s++) {
+        for (int s = 0; s < STAGES; s++) {
             barrier_init(ring.full + s * 8, WARPGROUP);
-            barrier_init(ring.empty + s * 8, 4 * S::G);
+            barrier_init(ring.empty + s * 8, 4 * G);
         }
         barrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        if constexpr (S::G > 1) registers_lower<S::producer_registers>();
-        produce<S>(call, ring);
+        registers_lower<PRODUCER_REGISTERS>();
+        produce(call, ring);
     } else {
-        if constexpr (S::G > 1) registers_raise<S::consumer_registers>();
-        consume<S, activation>(call, ring);
+        registers_raise<CONSUMER_REGISTERS>();
+        consume<activation>(call, ring);
     }
 }
 

@@ -6,7 +6,9 @@
 
 #include "cpu/activation.h"
 
-/* Up to a kernel's N routed rows of one local expert. */
+enum { MAX_TOKENS = 160 }; /* rows of a token tile */
+
+/* Up to MAX_TOKENS routed rows of one local expert. */
 struct token_tile {
     int32_t l, first_row, n_rows;
 };

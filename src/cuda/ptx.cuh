@@ -55,24 +55,30 @@ static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, 
                  : "memory");
 }
 
-/* 16 bytes, of which the first `valid` are read and the others become 0. */
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from, uint32_t valid)
+/* If wanted, 16 bytes, of which the first `valid` are read and the others become 0. */
+static __device__ __forceinline__ void copy16_if(bool wanted, uint32_t to, const void *from, uint32_t valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.b32 wanted, %0, 0;\n"
+                 "@wanted cp.async.cg.shared.global [%1], [%2], 16, %3;\n"
+                 "}" ::"r"((int)wanted),
+                 "r"(to), "l"(from), "r"(valid)
+                 : "memory");
 }
 
-static __device__ __forceinline__ void copy_commit(void)
+/* One arrival at the barrier once all copy16_if of this thread so far have landed. */
+static __device__ __forceinline__ void copies_arrive(uint32_t barrier)
 {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Until at most `pending` of this thread's groups are under way. */
-template <int pending> static __device__ __forceinline__ void copy_wait(void)
+static __device__ __forceinline__ void copy_wait_all(void)
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* What this thread wrote to shared memory becomes visible to wgmma. */
+/* What this thread wrote to shared memory, or knows to be written, becomes visible to wgmma. */
 static __device__ __forceinline__ void async_proxy_fence(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
