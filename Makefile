@@ -21,13 +21,13 @@ configure:
 command: configure
 	@cmake --build --preset release --target moe4_command
 
-run: command $(if $(MODEL),,$(SYNTH))
-	build/moe4 run "$(or $(MODEL),$(SYNTH))" --check $(ARGS)
-
 # Without a download: one layer of the true 20b shape, half a gigabyte, made once.
-$(SYNTH): | command
-	@mkdir -p $(@D)
-	build/moe4 synth --like gpt-oss-20b --layers 1 $@
+run: command
+ifeq ($(MODEL),)
+	@mkdir -p models
+	build/moe4 synth --like gpt-oss-20b --layers 1 $(SYNTH)
+endif
+	build/moe4 run "$(or $(MODEL),$(SYNTH))" --check $(ARGS)
 
 test: configure
 	@scripts/install-deps test
@@ -43,10 +43,10 @@ install: configure
 	cmake --install build
 
 format:
-	$(CLANG_FORMAT) -i $(C_FILES)
+	@$(CLANG_FORMAT) -i $(C_FILES)
 
 format-check:
-	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
+	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 
 clean:
 	rm -rf build build-*

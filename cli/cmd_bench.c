@@ -16,19 +16,19 @@
 #include "report.h"
 #include "timing.h"
 #include "verify.h"
+#include "words.h"
 #include "workload.h"
 
 enum { WARM_UPS = 2, MAX_VERIFIED_TOKENS = 256 };
 
-static const char *const isa_words[] = {"auto", "c", "avx2", "avx512", "avx512_bf16", NULL};
 static const char *const backend_words[] = {"cpu", NULL};
 
 struct bench {
-    int shape_index, isa, backend, pattern, json;
+    int shape_index, isa, backend, compute, pattern, json;
     struct integer_list tokens;
-    int64_t n_threads, repeat, n_experts;
+    int64_t n_threads, repeat, n_experts, H, I;
 
-    const struct layer_shape *shape;
+    struct layer_shape shape;
     moe4_layer_config config;
     moe4_context *context;
     moe4_context_info info;
@@ -48,13 +48,12 @@ struct point {
     double worst_ratio;                  /* of the check */
 };
 
-/* ---- Set-up
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Set-up ------------------------------------------------------------------------------------------------------ */
 
 /* MXFP4 weights of one expert: 4.25 bits each. */
 static double expert_bytes(const struct bench *bench)
 {
-    return 3.0 * (double)bench->shape->hidden_size * (double)bench->shape->intermediate_size * 4.25 / 8;
+    return 3.0 * (double)bench->shape.hidden_size * (double)bench->shape.intermediate_size * 4.25 / 8;
 }
 
 static int bench_prepare(struct bench *bench)
@@ -62,19 +61,20 @@ static int bench_prepare(struct bench *bench)
     double needed = 1.02 * expert_bytes(bench) * (bench->config.n_experts + 1);
     double available = (double)memory_available();
     if (needed > available)
-        return fail("%s: %d experts need %s of memory, %s are available; --experts makes it smaller",
-                    bench->shape->name, bench->config.n_experts, human_bytes(needed).text, human_bytes(available).text);
+        return fail("%s: %d experts need %s of memory, %s are available; --experts makes it smaller", bench->shape.name,
+                    bench->config.n_experts, human_bytes(needed).text, human_bytes(available).text);
     moe4_query query = MOE4_QUERY_INIT;
     query.config = &bench->config;
+    query.compute = (moe4_compute)bench->compute;
     query.logits_dtype = MOE4_DTYPE_F32;
     if (moe4_supports(bench->context, &query) != MOE4_OK) return fail_library(bench->context);
-    int code = workload_open(bench->shape, bench->info.n_threads, &bench->workload);
+    int code = workload_open(&bench->shape, bench->info.n_threads, &bench->workload);
     if (code) return code;
     moe4_expert_source source = workload_source(&bench->workload);
     if (moe4_layer_create_from(bench->context, &bench->config, &source, &bench->layer) != MOE4_OK ||
         moe4_layer_describe(bench->layer, &bench->layer_info) != MOE4_OK)
         return fail_library(bench->context);
-    return probe_open(bench->info.n_threads, &bench->probe);
+    return probe_open(bench->info.n_threads, bench->layer_info.weight_bytes, &bench->probe);
 }
 
 /* A pass of n tokens with generated inputs and room for logits. */
@@ -82,7 +82,8 @@ static int bench_pass(struct bench *bench, int64_t n_tokens, int wants, struct p
 {
     int64_t H = bench->config.hidden_size;
     *pass = pass_begin(&bench->config, PASS_LOGITS, n_tokens, bench->config.routing.top_k);
-    int code = allocate(&pass->x, n_tokens * H, sizeof *pass->x, "inputs");
+    pass->compute = (moe4_compute)bench->compute;
+    int code = allocate(&pass->x, n_tokens * H, sizeof(uint16_t), "inputs");
     if (!code) code = allocate(&pass->given_logits, n_tokens * pass->n_experts, sizeof *pass->given_logits, "logits");
     if (!code) code = pass_allocate(pass, wants);
     if (!code) code = pass_prepare(pass, bench->context, bench->layer);
@@ -90,8 +91,7 @@ static int bench_pass(struct bench *bench, int64_t n_tokens, int wants, struct p
     return code;
 }
 
-/* ---- One point
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- One point --------------------------------------------------------------------------------------------------- */
 
 static int point_verify(struct bench *bench, struct point *point)
 {
@@ -105,8 +105,10 @@ static int point_verify(struct bench *bench, struct point *point)
         code = fail_library(bench->context);
     if (!code) code = verify_pass(&bench->config, &source, &bench->info, &pass, VERIFY_QUICK, &report);
     if (!code && !verify_is_good(&report))
-        code = fail("%s, %lld tokens: the results are wrong, so their time means nothing (worst ratio to a bound %g)",
-                    bench->shape->name, (long long)n_tokens, verify_worst_ratio(&report));
+        code = fail(
+            "%s, %lld tokens: the results are wrong, so their time means nothing (worst ratio to a bound %g, whole "
+            "layer off by %g)",
+            bench->shape.name, (long long)n_tokens, verify_worst_ratio(&report), report.frobenius.overall);
     point->worst_ratio = verify_worst_ratio(&report);
     pass_end(&pass);
     return code;
@@ -156,34 +158,73 @@ static void point_judge(const struct bench *bench, struct point *point)
     }
 }
 
-static void point_print(const struct bench *bench, const struct point *point)
+struct point_summary {
+    double median, p10, p90; /* ms */
+    double gbs, gflops, floor_ms, ratio;
+};
+
+static struct point_summary point_summarize(const struct bench *bench, const struct point *point)
 {
     int64_t n = bench->repeat;
-    double median = quantile(point->ms, n, 0.5), p10 = quantile(point->ms, n, 0.1), p90 = quantile(point->ms, n, 0.9);
-    double gbs = quantile(point->gbs, n, 0.5), gflops = 1e-6 * point->flops / median;
-    double floor_ms = quantile(point->floor_ms, n, 0.5), ratio = quantile(point->ratio, n, 0.5);
+    double median = quantile(point->ms, n, 0.5);
+    return (struct point_summary){
+        .median = median,
+        .p10 = quantile(point->ms, n, 0.1),
+        .p90 = quantile(point->ms, n, 0.9),
+        .gbs = quantile(point->gbs, n, 0.5),
+        .gflops = 1e-6 * point->flops / median,
+        .floor_ms = quantile(point->floor_ms, n, 0.5),
+        .ratio = quantile(point->ratio, n, 0.5),
+    };
+}
+
+static void point_print_json(const struct bench *bench, const struct point *point, const struct point_summary *summary)
+{
     const struct probe_result *machine = &bench->machine;
-    if (!bench->json) {
-        printf("%7lld %8.0f %10.4f %10.4f %10.4f %8.2f %9.1f %10.4f %7.3f\n", (long long)point->n_tokens,
-               point->n_touched, median, p10, p90, gbs, gflops, floor_ms, ratio);
-        fflush(stdout);
+    json_t *line = json_object();
+    json_put_text(line, "shape", bench->shape.name);
+    json_put_integer(line, "tokens", point->n_tokens);
+    json_put_text(line, "backend", backend_words[bench->backend]);
+    json_put_text(line, "activation_dtype", compute_words[bench->compute]);
+    json_put_integer(line, "threads", bench->info.n_threads);
+    json_put_text(line, "kernel", bench->layer_info.kernel);
+    json_put_text(line, "isa", bench->info.isa_name);
+    json_put_text(line, "order", bench->layer_info.order);
+    json_put_text(line, "routing", load_pattern_names[bench->pattern]);
+    json_put_integer(line, "n_experts", bench->config.n_experts);
+    json_put_integer(line, "top_k", bench->config.routing.top_k);
+    json_put_integer(line, "hidden_size", bench->config.hidden_size);
+    json_put_integer(line, "intermediate_size", bench->config.intermediate_size);
+    json_put_integer(line, "repeat", bench->repeat);
+    json_put_real(line, "experts_touched", point->n_touched);
+    json_put_real(line, "ms_median", summary->median);
+    json_put_real(line, "ms_p10", summary->p10);
+    json_put_real(line, "ms_p90", summary->p90);
+    json_put_real(line, "gbs", summary->gbs);
+    json_put_real(line, "gflops", summary->gflops);
+    json_put_real(line, "bandwidth_gbs_measured", machine->bandwidth_gbs);
+    json_put_real(line, "rate_gflops_measured", machine->rate_gflops);
+    json_put_text(line, "rate_instruction", machine->instruction);
+    json_put_real(line, "rate_per_clock", machine->rate_per_clock);
+    json_put_real(line, "clock_ghz", machine->clock_ghz);
+    json_put_real(line, "floor_ms", summary->floor_ms);
+    json_put_real(line, "ratio_to_floor", summary->ratio);
+    json_put_real(line, "check_worst_ratio", point->worst_ratio);
+    json_put_text(line, "commit", commit_id());
+    json_put_text(line, "version", moe4_version());
+    report_json(line);
+}
+
+static void point_print(const struct bench *bench, const struct point *point)
+{
+    const struct point_summary summary = point_summarize(bench, point);
+    if (bench->json) {
+        point_print_json(bench, point, &summary);
         return;
     }
-    json_t *line =
-        json_pack("{s:s, s:I, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:i, s:I, s:f}", "shape", bench->shape->name, "tokens",
-                  (json_int_t)point->n_tokens, "backend", backend_words[bench->backend], "activation_dtype", "bf16",
-                  "threads", bench->info.n_threads, "kernel", bench->layer_info.kernel, "isa", bench->info.isa_name,
-                  "order", bench->layer_info.order, "routing", load_pattern_names[bench->pattern], "n_experts",
-                  bench->config.n_experts, "repeat", (json_int_t)n, "experts_touched", point->n_touched);
-    json_t *measured = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:f, s:f, s:f, s:s, s:s}", "ms_median", median, "ms_p10",
-        p10, "ms_p90", p90, "gbs", gbs, "gflops", gflops, "bandwidth_gbs_measured", machine->bandwidth_gbs,
-        "rate_gflops_measured", machine->rate_gflops, "rate_instruction", machine->instruction, "rate_per_clock",
-        machine->rate_per_clock, "clock_ghz", machine->clock_ghz, "floor_ms", floor_ms, "ratio_to_floor", ratio,
-        "check_worst_ratio", point->worst_ratio, "commit", commit_id(), "version", moe4_version());
-    json_object_update_missing(line, measured);
-    json_decref(measured);
-    report_json(line);
+    printf("%7lld %8.0f %10.4f %10.4f %10.4f %8.2f %9.1f %10.4f %7.3f\n", (long long)point->n_tokens, point->n_touched,
+           summary.median, summary.p10, summary.p90, summary.gbs, summary.gflops, summary.floor_ms, summary.ratio);
+    fflush(stdout);
 }
 
 static int bench_point(struct bench *bench, int64_t n_tokens)
@@ -214,12 +255,11 @@ static int bench_point(struct bench *bench, int64_t n_tokens)
     return code;
 }
 
-/* ---- Command
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Command ----------------------------------------------------------------------------------------------------- */
 
 static void bench_print_head(const struct bench *bench)
 {
-    report_title("%s: %d experts, %d a token, %lld x %lld", bench->shape->name, bench->config.n_experts,
+    report_title("%s: %d experts, %d a token, %lld x %lld", bench->shape.name, bench->config.n_experts,
                  bench->config.routing.top_k, (long long)bench->config.hidden_size,
                  (long long)bench->config.intermediate_size);
     report_field("kernel", "%s, order \"%s\"", bench->layer_info.kernel, bench->layer_info.order);
@@ -265,17 +305,23 @@ int cmd_bench(int argc, char **argv)
         option_word("--backend", backend_words, &bench.backend, "where it runs (cpu)"),
         option_integer("--threads", "N", &bench.n_threads, 1, 1024, "threads (as many as the process may use)"),
         option_word("--isa", isa_words, &bench.isa, "the highest instruction set to use (auto: the best there is)"),
+        option_word("--activation-dtype", compute_words, &bench.compute, "activations' format in the GEMMs (bf16)"),
         option_word("--routing", load_pattern_names, &bench.pattern, "how tokens spread over experts (uniform)"),
         option_integer("--repeat", "N", &bench.repeat, 1, 10000, "timed calls a point (21)"),
-        option_integer("--experts", "E", &bench.n_experts, 1, 32767, "fewer experts than the shape's, for small tests"),
+        option_integer("--experts", "E", &bench.n_experts, 1, 32767, "for small tests: other than the shape's"),
+        option_integer("--hidden", "H", &bench.H, 32, 1 << 20, "the same"),
+        option_integer("--intermediate", "I", &bench.I, 32, 1 << 20, "the same"),
         option_flag("--json", &bench.json, "report one JSON object a line and point"),
     };
     const struct usage usage = {"bench", "Times a layer against the bandwidth and the arithmetic of the machine.",
                                 options, sizeof options / sizeof *options};
     int code;
     if (!options_parse(&usage, argc, argv, &code)) return code;
-    bench.shape = layer_shape_find(layer_shape_names[bench.shape_index]);
-    bench.config = layer_shape_config(bench.shape, (int32_t)bench.n_experts);
+    bench.shape = *layer_shape_find(layer_shape_names[bench.shape_index]);
+    if (bench.n_experts) bench.shape.n_experts = (int32_t)bench.n_experts;
+    if (bench.H) bench.shape.hidden_size = bench.H;
+    if (bench.I) bench.shape.intermediate_size = bench.I;
+    bench.config = layer_shape_config(&bench.shape);
     code = bench_run(&bench);
     probe_close(bench.probe);
     moe4_layer_destroy(bench.layer);

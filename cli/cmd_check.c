@@ -12,12 +12,13 @@
 #include "pass.h"
 #include "report.h"
 #include "verify.h"
+#include "words.h"
 
 struct check {
     const char *path;
     int64_t layer_number, seed, n_threads;
     struct integer_list tokens;
-    int json;
+    int compute, json;
 
     int64_t n_failed; /* points with a stage outside its bound */
 };
@@ -31,35 +32,51 @@ struct level {
     moe4_layer_info layer_info;
 };
 
+static json_t *line_begin(const struct level *level, int64_t n_tokens, const char *stage)
+{
+    json_t *line = json_object();
+    json_put_text(line, "stage", stage);
+    json_put_text(line, "kernel", level->layer_info.kernel);
+    json_put_text(line, "isa", level->info.isa_name);
+    json_put_text(line, "order", level->layer_info.order);
+    json_put_integer(line, "tokens", n_tokens);
+    return line;
+}
+
 static void stage_print(const struct check *check, const struct level *level, int64_t n_tokens, verify_stage stage,
                         const ref_verdict *verdict)
 {
     const char *name = verify_stage_name(stage);
-    if (check->json)
-        report_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:b}", "stage", name, "kernel",
-                              level->layer_info.kernel, "isa", level->info.isa_name, "order", level->layer_info.order,
-                              "tokens", (json_int_t)n_tokens, "checked", (json_int_t)verdict->n_checked, "outside",
-                              (json_int_t)verdict->n_outside, "worst_ratio", verdict->worst_ratio, "ok",
-                              verdict->n_outside == 0));
-    else
+    if (check->json) {
+        json_t *line = line_begin(level, n_tokens, name);
+        json_put_integer(line, "checked", verdict->n_checked);
+        json_put_integer(line, "outside", verdict->n_outside);
+        json_put_real(line, "worst_ratio", verdict->worst_ratio);
+        json_put_truth(line, "ok", verdict->n_outside == 0);
+        report_json(line);
+    } else {
         printf("%-22s %7lld  %-13s %10lld %9lld  %-18s %s\n", level->layer_info.kernel, (long long)n_tokens, name,
                (long long)verdict->n_checked, (long long)verdict->n_outside, human_verdict(verdict->worst_ratio).text,
                human_outcome(verdict->n_outside == 0).text);
+    }
 }
 
-/* The whole layer is a stage of its own here: its worst ratio is that of its Frobenius error to what is allowed. */
+/* The whole layer is a stage of its own here. */
 static void layer_print(const struct check *check, const struct level *level, int64_t n_tokens,
-                        const ref_frobenius *frobenius)
+                        const struct verify_report *report)
 {
-    int good = ref_close(frobenius, REF_MODE_BF16);
-    if (check->json)
-        report_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:f, s:f, s:b}", "stage", "layer", "kernel",
-                              level->layer_info.kernel, "isa", level->info.isa_name, "order", level->layer_info.order,
-                              "tokens", (json_int_t)n_tokens, "frobenius", frobenius->overall, "worst_row",
-                              frobenius->worst_row, "worst_column", frobenius->worst_column, "ok", good));
-    else
+    const ref_frobenius *frobenius = &report->frobenius;
+    int good = verify_layer_is_close(report);
+    if (check->json) {
+        json_t *line = line_begin(level, n_tokens, "layer");
+        json_put_real(line, "frobenius", frobenius->overall);
+        json_put_real(line, "worst_row", frobenius->worst_row);
+        json_put_truth(line, "ok", good);
+        report_json(line);
+    } else {
         printf("%-22s %7lld  %-13s %10s %9s  %-18.2g %s\n", level->layer_info.kernel, (long long)n_tokens, "layer", "",
                "", frobenius->overall, human_outcome(good).text);
+    }
 }
 
 static int check_point(struct check *check, struct level *level, int64_t n_tokens)
@@ -67,7 +84,7 @@ static int check_point(struct check *check, struct level *level, int64_t n_token
     moe4_expert_source source = model_source(&level->model);
     struct verify_report report;
     struct pass pass;
-    int code = input_generate(level->model.config, n_tokens, check->seed, &pass);
+    int code = input_generate(level->model.config, n_tokens, check->seed, (moe4_compute)check->compute, &pass);
     if (!code) code = pass_allocate(&pass, PASS_STAGES);
     if (!code) code = pass_prepare(&pass, level->context, level->layer);
     if (!code && pass_forward(&pass, level->context, level->layer, FORWARD_ALL) != MOE4_OK)
@@ -76,7 +93,7 @@ static int check_point(struct check *check, struct level *level, int64_t n_token
     if (!code) {
         for (int stage = 0; stage < VERIFY_STAGES; ++stage)
             stage_print(check, level, n_tokens, (verify_stage)stage, &report.stages[stage]);
-        layer_print(check, level, n_tokens, &report.frobenius);
+        layer_print(check, level, n_tokens, &report);
         fflush(stdout);
         check->n_failed += !verify_is_good(&report);
     }
@@ -114,6 +131,7 @@ int cmd_check(int argc, char **argv)
         option_operand("PATH", &check.path, "a checkpoint: folder with config.json and *.safetensors"),
         option_integer("--layer", "N", &check.layer_number, 0, 100000, "number of the layer in the model (the first)"),
         option_integers("--tokens", "LIST", &check.tokens, 1, 1 << 20, "batch sizes (1,7,64)"),
+        option_word("--activation-dtype", compute_words, &check.compute, "activations' format in the GEMMs (bf16)"),
         option_integer("--seed", "S", &check.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
         option_integer("--threads", "N", &check.n_threads, 1, 1024, "threads (as many as the process may use)"),
         option_flag("--json", &check.json, "report one JSON object a line: stage, kernel, tokens"),

@@ -11,6 +11,7 @@
 #include "options.h"
 #include "report.h"
 #include "tensor.h"
+#include "words.h"
 
 struct inspect {
     const char *path;
@@ -47,15 +48,17 @@ static struct human param_text(const moe4_param *param)
     return result;
 }
 
-static json_t *param_json(const moe4_param *param)
+static void put_param(json_t *object, const char *key, const moe4_param *param)
 {
-    return param->presence == MOE4_SAME     ? json_real(param->value)
-           : param->presence == MOE4_ABSENT ? json_null()
-                                            : json_string("per expert");
+    if (param->presence == MOE4_ABSENT)
+        json_object_set_new(object, key, json_null());
+    else if (param->presence == MOE4_SAME)
+        json_put_real(object, key, param->value);
+    else
+        json_put_text(object, key, "per expert");
 }
 
-/* ---- JSON
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static json_t *tensors_json(const moe4_tensors *tensors, int32_t layer)
 {
@@ -63,32 +66,47 @@ static json_t *tensors_json(const moe4_tensors *tensors, int32_t layer)
     for (int64_t i = 0; i < moe4_tensors_count(tensors); ++i) {
         const moe4_tensor *tensor = moe4_tensors_get(tensors, i);
         if (!tensor_is_of_layer(tensor->name, layer)) continue;
-        json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype", tensor->dtype,
-                                              "shape", json_integers(tensor->shape, tensor->rank), "bytes",
-                                              (json_int_t)tensor->n_bytes));
+        json_t *object = json_object();
+        json_put_text(object, "name", tensor->name);
+        json_put_text(object, "dtype", tensor->dtype);
+        json_put_integers(object, "shape", tensor->shape, tensor->rank);
+        json_put_integer(object, "bytes", tensor->n_bytes);
+        json_array_append_new(list, object);
     }
     return list;
+}
+
+static json_t *router_json(const moe4_router *router)
+{
+    if (!router->weight) return json_null();
+    json_t *object = json_object();
+    json_put_text(object, "weight_dtype", dtype_word(router->weight_dtype));
+    json_put_truth(object, "bias", router->bias != NULL);
+    return object;
 }
 
 static json_t *layer_json(const struct model *model)
 {
     const moe4_layer_config *config = model->config;
-    json_t *router = config->router.weight
-                         ? json_pack("{s:s, s:b}", "weight_dtype", dtype_word(config->router.weight_dtype), "bias",
-                                     config->router.bias != NULL)
-                         : json_null();
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:s, s:s, s:o, s:o, s:o, s:s, s:o, s:I, s:o}", "layer", model->layer,
-                     "n_experts", config->n_experts, "top_k", config->routing.top_k, "hidden_size",
-                     (json_int_t)config->hidden_size, "intermediate_size", (json_int_t)config->intermediate_size,
-                     "gate_up", gate_up_name(config->gate_up), "activation", activation_name(config->activation),
-                     "alpha", param_json(&config->alpha), "beta", param_json(&config->beta), "limit",
-                     param_json(&config->limit), "routing", routing_name(config->routing.method), "router", router,
-                     "weight_bytes", (json_int_t)weight_bytes(config), "tensors",
-                     tensors_json(moe4_checkpoint_tensors(model->checkpoint), model->layer));
+    json_t *object = json_object();
+    json_put_integer(object, "layer", model->layer);
+    json_put_integer(object, "n_experts", config->n_experts);
+    json_put_integer(object, "top_k", config->routing.top_k);
+    json_put_integer(object, "hidden_size", config->hidden_size);
+    json_put_integer(object, "intermediate_size", config->intermediate_size);
+    json_put_text(object, "gate_up", gate_up_word(config->gate_up));
+    json_put_text(object, "activation", activation_word(config->activation));
+    put_param(object, "alpha", &config->alpha);
+    put_param(object, "beta", &config->beta);
+    put_param(object, "limit", &config->limit);
+    json_put_text(object, "routing", routing_word(config->routing.method));
+    json_object_set_new(object, "router", router_json(&config->router));
+    json_put_integer(object, "weight_bytes", weight_bytes(config));
+    json_object_set_new(object, "tensors", tensors_json(moe4_checkpoint_tensors(model->checkpoint), model->layer));
+    return object;
 }
 
-/* ---- Text
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- Text -------------------------------------------------------------------------------------------------------- */
 
 static void print_tensors(const moe4_tensors *tensors, int32_t layer)
 {
@@ -107,19 +125,18 @@ static void print_layer(const struct model *model)
     report_field("experts", "%d, %d a token, MXFP4, %s", config->n_experts, config->routing.top_k,
                  human_bytes((double)weight_bytes(config)).text);
     report_field("sizes", "hidden %lld, intermediate %lld, gate and up rows %s", (long long)config->hidden_size,
-                 (long long)config->intermediate_size, gate_up_name(config->gate_up));
-    report_field("activation", "%s, alpha %s, beta %s, limit %s", activation_name(config->activation),
+                 (long long)config->intermediate_size, gate_up_word(config->gate_up));
+    report_field("activation", "%s, alpha %s, beta %s, limit %s", activation_word(config->activation),
                  param_text(&config->alpha).text, param_text(&config->beta).text, param_text(&config->limit).text);
     if (config->router.weight)
-        report_field("router", "%s, %s weights%s", routing_name(config->routing.method),
+        report_field("router", "%s, %s weights%s", routing_word(config->routing.method),
                      dtype_word(config->router.weight_dtype), config->router.bias ? ", bias" : "");
     else
-        report_field("router", "%s, no weights", routing_name(config->routing.method));
+        report_field("router", "%s, no weights", routing_word(config->routing.method));
     print_tensors(moe4_checkpoint_tensors(model->checkpoint), model->layer);
 }
 
-/* ---- Command
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Command ----------------------------------------------------------------------------------------------------- */
 
 /* Describes one layer, as text or into `layers`, and adds up its weights. */
 static int inspect_layer(const struct inspect *inspect, int32_t layer, json_t *layers, int64_t *total_bytes)
@@ -152,15 +169,22 @@ static int inspect_layers(const struct inspect *inspect, const moe4_checkpoint *
     int code = EXIT_OK;
     for (int32_t i = 0; !code && i < info->n_moe_layers; ++i)
         code = inspect_layer(inspect, moe4_checkpoint_layer_number(checkpoint, i), layers, &expert_bytes);
-    if (!code && inspect->json)
-        report_json(json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:O}", "path", inspect->path, "family",
-                              info->family, "layout", info->layout, "n_model_layers", info->n_model_layers,
-                              "n_moe_layers", info->n_moe_layers, "n_tensors", (json_int_t)n_tensors, "bytes",
-                              (json_int_t)tensor_bytes, "expert_weight_bytes", (json_int_t)expert_bytes, "layers",
-                              layers));
-    else if (!code)
+    if (!code && inspect->json) {
+        json_t *object = json_object();
+        json_put_text(object, "path", inspect->path);
+        json_put_text(object, "family", info->family);
+        json_put_text(object, "layout", info->layout);
+        json_put_integer(object, "n_model_layers", info->n_model_layers);
+        json_put_integer(object, "n_moe_layers", info->n_moe_layers);
+        json_put_integer(object, "n_tensors", n_tensors);
+        json_put_integer(object, "bytes", tensor_bytes);
+        json_put_integer(object, "expert_weight_bytes", expert_bytes);
+        json_object_set(object, "layers", layers);
+        report_json(object);
+    } else if (!code) {
         report_field("total", "%s of expert weights in %s", human_bytes((double)expert_bytes).text,
                      human_plural(info->n_moe_layers, "layer").text);
+    }
     json_decref(layers);
     return code;
 }

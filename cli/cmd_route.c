@@ -7,14 +7,14 @@
 #include "command.h"
 #include "memory.h"
 #include "message.h"
-#include "model.h"
 #include "options.h"
 #include "progress.h"
 #include "report.h"
 #include "tensor.h"
+#include "words.h"
 
 struct route {
-    int method; /* index of routing_names */
+    int method; /* index of routing_words */
     int64_t top_k, n_group, topk_group;
     double scale;
     int no_renormalize, json;
@@ -84,12 +84,17 @@ static int route_report(const struct route *route, double ms)
     for (int64_t p = 0; p < route->n_tokens * route->top_k; ++p)
         if (route->ids[p] >= 0) ++load[route->ids[p]];
     if (route->json) {
-        report_json(json_pack("{s:s, s:I, s:I, s:I, s:f, s:s, s:o}", "method", routing_names[route->method], "tokens",
-                              (json_int_t)route->n_tokens, "n_experts", (json_int_t)route->n_experts, "top_k",
-                              (json_int_t)route->top_k, "ms", ms, "output", route->output_file, "expert_load",
-                              json_integers(load, route->n_experts)));
+        json_t *object = json_object();
+        json_put_text(object, "method", routing_words[route->method]);
+        json_put_integer(object, "tokens", route->n_tokens);
+        json_put_integer(object, "n_experts", route->n_experts);
+        json_put_integer(object, "top_k", route->top_k);
+        json_put_real(object, "ms", ms);
+        json_put_text(object, "output", route->output_file);
+        json_put_integers(object, "expert_load", load, route->n_experts);
+        report_json(object);
     } else {
-        report_title("%s, %lld tokens to %lld of %lld experts", routing_names[route->method],
+        report_title("%s, %lld tokens to %lld of %lld experts", routing_words[route->method],
                      (long long)route->n_tokens, (long long)route->top_k, (long long)route->n_experts);
         report_field("time", "%s", human_milliseconds(ms).text);
         report_field("output", "%s", route->output_file);
@@ -119,7 +124,7 @@ int cmd_route(int argc, char **argv)
 {
     struct route route = {.scale = 1};
     const struct option options[] = {
-        option_required(option_word("--method", routing_names, &route.method, "how tokens choose experts")),
+        option_required(option_word("--method", routing_words, &route.method, "how tokens choose experts")),
         option_required(option_integer("--top-k", "A", &route.top_k, 1, 128, "experts a token")),
         option_integer("--n-group", "G", &route.n_group, 0, 32767, "deepseek_v3: number of groups of experts"),
         option_integer("--topk-group", "g", &route.topk_group, 0, 32767, "deepseek_v3: groups a token may use"),

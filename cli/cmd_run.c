@@ -18,12 +18,11 @@
 #include "tensor.h"
 #include "timing.h"
 #include "verify.h"
+#include "words.h"
 
 enum { DEFAULT_TOKENS = 64, MAX_REPEAT = 10000, ENOUGH_REPEAT = 21, LEAST_REPEAT = 3 };
 static const double enough_seconds = 1.0;
 
-static const char *const isa_words[] = {"auto", "c", "avx2", "avx512", "avx512_bf16", NULL};
-static const char *const compute_words[] = {"bf16", "mxfp8", "fp8", NULL};
 typedef enum run_backend { BACKEND_AUTO, BACKEND_REF, BACKEND_CPU } run_backend;
 static const char *const backend_words[] = {"auto", "ref", "cpu", NULL};
 
@@ -48,8 +47,7 @@ struct run {
     struct verify_report verified;
 };
 
-/* ---- Set-up
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Set-up ------------------------------------------------------------------------------------------------------ */
 
 /* Asks before anything is loaded whether the library can do it; says why not. */
 static int run_ask(const struct run *run)
@@ -57,6 +55,7 @@ static int run_ask(const struct run *run)
     moe4_query query = MOE4_QUERY_INIT;
     query.config = run->model.config;
     query.compute = (moe4_compute)run->compute;
+    query.x_dtype = run->pass.x_dtype;
     query.n_tokens = run->pass.n_tokens;
     if (run->pass.routing == PASS_LOGITS) query.logits_dtype = MOE4_DTYPE_F32;
     if (run->pass.routing == PASS_IDS) {
@@ -72,9 +71,10 @@ static int run_open(struct run *run)
     if (!code) code = model_open(run->context, run->path, run->layer_number, run->experts, &run->model);
     if (code) return code;
     if (run->input_file)
-        code = input_read(run->context, run->input_file, run->model.config, (input_routing)run->routing, &run->pass);
+        code = input_read(run->context, run->input_file, run->model.config, (input_routing)run->routing,
+                          (moe4_compute)run->compute, &run->pass);
     else
-        code = input_generate(run->model.config, run->n_tokens, run->seed, &run->pass);
+        code = input_generate(run->model.config, run->n_tokens, run->seed, (moe4_compute)run->compute, &run->pass);
     if (!code && run->replay && run->pass.routing == PASS_IDS)
         code = fail_usage("--replay records what a router chose, but the input brings ids");
     if (!code) code = run_ask(run);
@@ -83,8 +83,7 @@ static int run_open(struct run *run)
     return code;
 }
 
-/* ---- Run
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Run --------------------------------------------------------------------------------------------------------- */
 
 /* Whether to time another call: as many as asked for, or else for about a second. */
 static int run_wants_more(const struct run *run, double elapsed)
@@ -118,7 +117,7 @@ static int run_cpu(struct run *run)
     if (!code && moe4_layer_describe(run->layer, &run->layer_info) != MOE4_OK) code = fail_library(run->context);
     if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
     if (!code) code = run_time(run);
-    if (!code) code = probe_open(run->info.n_threads, &probe);
+    if (!code) code = probe_open(run->info.n_threads, run->layer_info.weight_bytes, &probe);
     if (!code) probe_bandwidth(probe, &measured);
     probe_close(probe);
     run->bandwidth_gbs = measured.bandwidth_gbs;
@@ -137,13 +136,13 @@ static int run_ref(struct run *run)
     return code;
 }
 
-/* ---- Output
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
 
 static int run_save(const struct run *run)
 {
     const struct pass *pass = &run->pass;
     int64_t T = pass->n_tokens, E = pass->n_experts, A = pass->top_k, O = pass->output_size;
+    int64_t I = pass->intermediate_size;
     struct tensor_output outputs[12];
     uint16_t *weights; /* those of a router are bf16 values */
     int32_t n = 0;
@@ -155,9 +154,13 @@ static int run_save(const struct run *run)
         outputs[n++] = (struct tensor_output){"router_logits", MOE4_DTYPE_F32, 2, {T, E}, pass->logits};
     outputs[n++] = (struct tensor_output){"topk_ids", MOE4_DTYPE_I32, 2, {T, A}, pass->ids};
     outputs[n++] = (struct tensor_output){"topk_weights", MOE4_DTYPE_F32, 2, {T, A}, pass->weights};
-    if (run->stages)
+    if (run->stages) {
+        moe4_dtype dtype = pass->intermediate_scale ? MOE4_DTYPE_F8_E4M3 : MOE4_DTYPE_BF16;
+        outputs[n++] = (struct tensor_output){"intermediate", dtype, 2, {pass->n_rows, I}, pass->intermediate};
+    }
+    if (run->stages && pass->intermediate_scale)
         outputs[n++] = (struct tensor_output){
-            "intermediate", MOE4_DTYPE_BF16, 2, {pass->n_rows, pass->intermediate_size}, pass->intermediate};
+            "intermediate_scale", MOE4_DTYPE_E8M0, 2, {pass->n_rows, I / 32}, pass->intermediate_scale};
     if (run->stages || run->deferred) {
         outputs[n++] = (struct tensor_output){"gemm2_rows", MOE4_DTYPE_BF16, 2, {pass->n_rows, O}, pass->gemm2_rows};
         outputs[n++] = (struct tensor_output){"row_map", MOE4_DTYPE_I32, 2, {T, A}, pass->row_map};
@@ -188,17 +191,27 @@ static void run_print_json(const struct run *run)
 {
     const moe4_layer_config *config = run->model.config;
     int is_ref = run->backend == BACKEND_REF;
-    json_t *object = json_pack(
-        "{s:s, s:i, s:s, s:[s], s:s, s:s, s:i, s:I, s:I, s:I, s:i, s:i, s:s, s:f, s:f, s:f}", "model", run->path,
-        "layer", run->model.layer, "backend", is_ref ? "ref" : "cpu", "kernels", run->layer_info.kernel, "isa",
-        is_ref ? "none" : run->info.isa_name, "order", run->layer_info.order, "threads", run->info.n_threads, "tokens",
-        (json_int_t)run->pass.n_tokens, "hidden_size", (json_int_t)config->hidden_size, "intermediate_size",
-        (json_int_t)config->intermediate_size, "n_experts", config->n_experts, "top_k", run->pass.top_k,
-        "activation_dtype", compute_words[run->compute], "ms", run->ms, "tokens_per_s", run_tokens_per_second(run),
-        "gbs", run_gbs(run));
-    json_object_set_new(object, "repeat", json_integer(run->n_timed));
-    if (!is_ref) json_object_set_new(object, "bandwidth_gbs_measured", json_real(run->bandwidth_gbs));
-    json_object_set_new(object, "expert_load", json_integers(run->load, config->n_experts));
+    json_t *kernels = json_array(), *object = json_object();
+    json_array_append_new(kernels, json_string(run->layer_info.kernel));
+    json_put_text(object, "model", run->path);
+    json_put_integer(object, "layer", run->model.layer);
+    json_put_text(object, "backend", is_ref ? "ref" : "cpu");
+    json_object_set_new(object, "kernels", kernels);
+    json_put_text(object, "isa", is_ref ? "none" : run->info.isa_name);
+    json_put_text(object, "order", run->layer_info.order);
+    json_put_integer(object, "threads", run->info.n_threads);
+    json_put_integer(object, "tokens", run->pass.n_tokens);
+    json_put_integer(object, "hidden_size", config->hidden_size);
+    json_put_integer(object, "intermediate_size", config->intermediate_size);
+    json_put_integer(object, "n_experts", config->n_experts);
+    json_put_integer(object, "top_k", run->pass.top_k);
+    json_put_text(object, "activation_dtype", compute_words[run->compute]);
+    json_put_real(object, "ms", run->ms);
+    json_put_integer(object, "repeat", run->n_timed);
+    json_put_real(object, "tokens_per_s", run_tokens_per_second(run));
+    json_put_real(object, "gbs", run_gbs(run));
+    if (!is_ref) json_put_real(object, "bandwidth_gbs_measured", run->bandwidth_gbs);
+    json_put_integers(object, "expert_load", run->load, config->n_experts);
     if (run->check) json_object_set_new(object, "check", verify_json(&run->verified));
     report_json(object);
 }
@@ -227,7 +240,7 @@ static void run_print(const struct run *run)
     report_title("%s, layer %d (%s)", run->path, run->model.layer, run->model.info.family);
     report_field("layer", "%d experts, %d a token, %lld x %lld, %s", config->n_experts, run->pass.top_k,
                  (long long)config->hidden_size, (long long)config->intermediate_size,
-                 activation_name(config->activation));
+                 activation_word(config->activation));
     if (run->backend != BACKEND_REF)
         report_field("machine", "%s, %s, %d threads", run->info.device_name, run->info.isa_name, run->info.n_threads);
     report_field("kernel", "%s, order \"%s\"", run->layer_info.kernel, run->layer_info.order);
@@ -241,8 +254,7 @@ static void run_print(const struct run *run)
     report_expert_load(run->load, config->n_experts);
 }
 
-/* ---- Command
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Command ----------------------------------------------------------------------------------------------------- */
 
 static int run_all(struct run *run)
 {

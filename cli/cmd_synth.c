@@ -41,8 +41,7 @@ struct synth {
     int64_t bytes_done, bytes_total;
 };
 
-/* ---- Files
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------------------------------- */
 
 static char *path_join(const char *folder, const char *name)
 {
@@ -66,13 +65,17 @@ static synth_state synth_look(const struct synth *synth)
 
 static json_t *synth_config_json(const struct synth *synth)
 {
-    return json_pack("{s:[s], s:s, s:I, s:I, s:I, s:i, s:i, s:I, s:f, s:s, s:{s:s, s:[s,s,s,s]}}", "architectures",
-                     "GptOssForCausalLM", "model_type", "gpt_oss", "hidden_size", (json_int_t)synth->H,
-                     "intermediate_size", (json_int_t)synth->I, "num_local_experts", (json_int_t)synth->n_experts,
-                     "num_experts_per_tok", synth->top_k, "experts_per_token", synth->top_k, "num_hidden_layers",
-                     (json_int_t)synth->n_layers, "swiglu_limit", 7.0, "hidden_act", "silu", "quantization_config",
-                     "quant_method", "mxfp4", "modules_to_not_convert", "model.layers.*.self_attn",
-                     "model.layers.*.mlp.router", "model.embed_tokens", "lm_head");
+    json_t *config = json_pack("{s:[s], s:s}", "architectures", "GptOssForCausalLM", "model_type", "gpt_oss");
+    json_put_integer(config, "hidden_size", synth->H);
+    json_put_integer(config, "intermediate_size", synth->I);
+    json_put_integer(config, "num_local_experts", synth->n_experts);
+    json_put_integer(config, "num_experts_per_tok", synth->top_k);
+    json_put_integer(config, "experts_per_token", synth->top_k);
+    json_put_integer(config, "num_hidden_layers", synth->n_layers);
+    json_put_real(config, "swiglu_limit", 7);
+    json_put_text(config, "hidden_act", "silu");
+    json_object_set_new(config, "quantization_config", json_pack("{s:s}", "quant_method", "mxfp4"));
+    return config;
 }
 
 /* Writes config.json: beside its place first, then renamed over it. */
@@ -89,8 +92,7 @@ static int synth_write_config(const struct synth *synth)
     return code;
 }
 
-/* ---- Tensors
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* What a tensor of a layer is, in the released gpt-oss layout: gate and up rows interleaved. */
 struct synth_tensor {
@@ -239,8 +241,7 @@ static int synth_write_model(struct synth *synth)
     return moe4_writer_commit(synth->context, synth->writer) == MOE4_OK ? EXIT_OK : fail_library(synth->context);
 }
 
-/* ---- Command
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Command ----------------------------------------------------------------------------------------------------- */
 
 /* Fills in what follows from the options. */
 static int synth_resolve(struct synth *synth)
@@ -266,11 +267,19 @@ static int synth_resolve(struct synth *synth)
 static void synth_report(const struct synth *synth, synth_state state, double seconds)
 {
     if (synth->json) {
-        report_json(json_pack("{s:s, s:s, s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:b}", "path", synth->path, "like",
-                              synth_models[synth->model], "layers", (json_int_t)synth->n_layers, "n_experts",
-                              (json_int_t)synth->n_experts, "top_k", synth->top_k, "hidden_size", (json_int_t)synth->H,
-                              "intermediate_size", (json_int_t)synth->I, "seed", (json_int_t)synth->seed, "bytes",
-                              (json_int_t)synth->bytes_total, "seconds", seconds, "reused", state == SYNTH_SAME));
+        json_t *object = json_object();
+        json_put_text(object, "path", synth->path);
+        json_put_text(object, "like", synth_models[synth->model]);
+        json_put_integer(object, "layers", synth->n_layers);
+        json_put_integer(object, "n_experts", synth->n_experts);
+        json_put_integer(object, "top_k", synth->top_k);
+        json_put_integer(object, "hidden_size", synth->H);
+        json_put_integer(object, "intermediate_size", synth->I);
+        json_put_integer(object, "seed", synth->seed);
+        json_put_integer(object, "bytes", synth->bytes_total);
+        json_put_real(object, "seconds", seconds);
+        json_put_truth(object, "reused", state == SYNTH_SAME);
+        report_json(object);
         return;
     }
     report_title("%s", synth->path);

@@ -18,14 +18,10 @@ _moe4()
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
         return
     fi
-    words=
-    [[ $previous == --* ]] && words=$(sed -n "s/^  $previous \([a-z0-9_.|-]*\)\( .*\)*\$/\1/p" <<<"$help" | tr '|' ' ')
-    if [[ $words ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
-    else
-        compopt -o filenames 2>/dev/null
-        mapfile -t COMPREPLY < <(compgen -f -- "$word")
-    fi
+    [[ $previous == --* ]] || return
+    words=$(sed -n "s/^  $previous \([a-z0-9_.|-]*\)\( .*\)*\$/\1/p" <<<"$help" | tr '|' ' ')
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
 }
 
-complete -F _moe4 moe4
+# With nothing to offer, files are completed.
+complete -o default -F _moe4 moe4

@@ -124,8 +124,7 @@ void generate_order(uint64_t key, int32_t n, int32_t *order)
     }
 }
 
-/* ---- Router ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Router ------------------------------------------------------------------------------------------------------ */
 
 enum { CALIBRATION_TOKENS = 1024, CALIBRATION_ROUNDS = 60 };
 
@@ -166,8 +165,7 @@ static double power_seven_tenths(double x)
     return product;
 }
 
-/* Shares proportional to 1/rank^0.7 that sum to top_k; none above a cap just under 1, the excess going to the others.
- */
+/* Shares proportional to 1/rank^0.7 that sum to top_k; none above a cap just under 1, the others have the excess. */
 static void router_targets(const int32_t *order, int32_t n_experts, int32_t top_k, double *target)
 {
     double cap = 0.9 + 0.1 * top_k / n_experts, factor = 1;

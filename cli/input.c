@@ -12,14 +12,16 @@
 
 const char *const input_routing_words[] = {"auto", "logits", "ids", "router", NULL};
 
-int input_generate(const moe4_layer_config *config, int64_t n_tokens, int64_t seed, struct pass *pass)
+int input_generate(const moe4_layer_config *config, int64_t n_tokens, int64_t seed, moe4_compute compute,
+                   struct pass *pass)
 {
     *pass = pass_begin(config, PASS_ROUTER, n_tokens, config->routing.top_k);
+    pass->compute = compute;
     if (!config->router.weight)
         return fail("the layer has no router of its own: --input must bring router_logits, or topk_ids and "
                     "topk_weights");
     int64_t H = config->hidden_size;
-    int code = allocate(&pass->x, n_tokens * H, sizeof *pass->x, "inputs");
+    int code = allocate(&pass->x, n_tokens * H, sizeof(uint16_t), "inputs");
     if (!code) generate_inputs(generate_key((uint64_t)seed, GENERATE_INPUT, 0), 0, n_tokens, H, pass->x);
     return code;
 }
@@ -27,7 +29,8 @@ int input_generate(const moe4_layer_config *config, int64_t n_tokens, int64_t se
 /* Names the tensors of the file that the command has no use for. */
 static void note_unknown(const moe4_tensors *tensors, const char *path)
 {
-    static const char *const known[] = {"hidden_states", "router_logits", "topk_ids", "topk_weights"};
+    static const char *const known[] = {"hidden_states", "hidden_states_scale", "router_logits", "topk_ids",
+                                        "topk_weights"};
     enum { N_KNOWN = sizeof known / sizeof *known };
     char names[200] = "";
     size_t used = 0;
@@ -72,16 +75,41 @@ static int read_ids(moe4_context *context, const moe4_tensors *tensors, struct p
     return tensor_load_f32(context, tensors, &weights, shape, &pass->given_weights);
 }
 
-static int read_tensors(moe4_context *context, const moe4_tensors *tensors, const moe4_layer_config *config,
-                        input_routing routing, struct pass *pass)
+/* hidden_states: numbers that become bf16, or MXFP8 codes with their scales. */
+static int read_hidden(moe4_context *context, const moe4_tensors *tensors, moe4_compute compute, struct pass *pass)
 {
-    const struct tensor_want hidden = {
-        "hidden_states", 2, {ANY_SIZE, config->hidden_size}, {MOE4_DTYPE_BF16, MOE4_DTYPE_F16, MOE4_DTYPE_F32}};
-    int64_t shape[2];
-    uint16_t *x;
-    int code = tensor_load_bf16(context, tensors, &hidden, shape, &x);
-    *pass = pass_begin(config, PASS_ROUTER, shape[0], config->routing.top_k);
-    pass->x = x;
+    static const char name[] = "hidden_states", scale_name[] = "hidden_states_scale";
+    const moe4_tensor *found = moe4_tensors_find(tensors, name);
+    int is_quantised = found && dtype_find(found->dtype) == MOE4_DTYPE_F8_E4M3;
+    if (is_quantised && compute != MOE4_COMPUTE_MXFP8)
+        return fail("%s: tensor \"%s\" is F8_E4M3, which needs --activation-dtype mxfp8", found->file, name);
+    const struct tensor_want floats = {
+        name, 2, {ANY_SIZE, pass->hidden_size}, {MOE4_DTYPE_BF16, MOE4_DTYPE_F16, MOE4_DTYPE_F32}};
+    int64_t shape[2] = {0};
+    if (!is_quantised) {
+        uint16_t *x;
+        int code = tensor_load_bf16(context, tensors, &floats, shape, &x);
+        pass->x = x;
+        pass->n_tokens = shape[0];
+        return code;
+    }
+    const struct tensor_want codes = {name, 2, {ANY_SIZE, pass->hidden_size}, {MOE4_DTYPE_F8_E4M3}};
+    struct tensor_data loaded;
+    int code = tensor_load(context, tensors, &codes, &loaded);
+    if (code) return code;
+    pass->x = loaded.data;
+    pass->x_dtype = MOE4_DTYPE_F8_E4M3;
+    pass->n_tokens = loaded.shape[0];
+    const struct tensor_want scales = {scale_name, 2, {pass->n_tokens, pass->hidden_size / 32}, {MOE4_DTYPE_E8M0}};
+    code = tensor_load(context, tensors, &scales, &loaded);
+    pass->x_scale = loaded.data;
+    return code;
+}
+
+static int read_tensors(moe4_context *context, const moe4_tensors *tensors, const moe4_layer_config *config,
+                        input_routing routing, moe4_compute compute, struct pass *pass)
+{
+    int code = read_hidden(context, tensors, compute, pass);
     if (code) return code;
     switch (routing_choose(tensors, config, routing)) {
     case INPUT_LOGITS: pass->routing = PASS_LOGITS; return read_logits(context, tensors, pass);
@@ -91,12 +119,13 @@ static int read_tensors(moe4_context *context, const moe4_tensors *tensors, cons
 }
 
 int input_read(moe4_context *context, const char *path, const moe4_layer_config *config, input_routing routing,
-               struct pass *pass)
+               moe4_compute compute, struct pass *pass)
 {
     moe4_tensors *tensors = NULL;
     *pass = pass_begin(config, PASS_ROUTER, 0, config->routing.top_k);
+    pass->compute = compute;
     if (moe4_tensors_open(context, path, &tensors) != MOE4_OK) return fail_library(context);
-    int code = read_tensors(context, tensors, config, routing, pass);
+    int code = read_tensors(context, tensors, config, routing, compute, pass);
     if (!code) note_unknown(tensors, path);
     moe4_tensors_close(tensors);
     return code;

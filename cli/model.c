@@ -4,38 +4,6 @@
 #include "message.h"
 #include "progress.h"
 
-const char *const routing_names[] = {"default",
-                                     "renormalize",
-                                     "deepseek_v3",
-                                     "llama4",
-                                     "renormalize_naive",
-                                     "topk",
-                                     "sigmoid_renorm",
-                                     "minimax2",
-                                     "sigmoid",
-                                     "topk_sigmoid",
-                                     "sqrt_softplus",
-                                     "hash",
-                                     0};
-
-const char *routing_name(moe4_routing_method method)
-{
-    return method == MOE4_ROUTING_NONE ? "none" : routing_names[method - 1];
-}
-
-const char *activation_name(moe4_activation activation)
-{
-    static const char *const names[] = {"none",       "silu",        "swiglu_oai", "situ",    "geglu",
-                                        "geglu_tanh", "swiglu_step", "relu2",      "identity"};
-    return names[activation];
-}
-
-const char *gate_up_name(moe4_gate_up order)
-{
-    static const char *const names[] = {"no gate", "interleaved", "gate first", "up first"};
-    return names[order];
-}
-
 static moe4_status model_read(void *user, int32_t local_expert, moe4_expert *expert)
 {
     struct model *self = user;

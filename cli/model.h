@@ -17,8 +17,7 @@ struct model {
     struct integer_pair experts; /* first and count; 0, 0 = all */
 };
 
-/* Opens model layer `layer` of the checkpoint at path.  On failure says why; model_close is then fine but not needed.
- */
+/* Opens model layer `layer` of the checkpoint at path.  On failure says why; model_close is then not needed. */
 int model_open(moe4_context *context, const char *path, int64_t layer, struct integer_pair experts,
                struct model *model);
 
@@ -29,13 +28,5 @@ moe4_expert_source model_source(struct model *model);
 int model_prepare(struct model *model, moe4_context *context, moe4_layer **layer);
 
 void model_close(struct model *model);
-
-/* The words of the enums. */
-const char *activation_name(moe4_activation activation);
-const char *routing_name(moe4_routing_method method);
-const char *gate_up_name(moe4_gate_up order);
-
-/* The routing methods' names in the order of moe4_routing_method, without NONE; NULL-terminated. */
-extern const char *const routing_names[];
 
 #endif

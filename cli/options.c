@@ -66,8 +66,7 @@ struct option option_required(struct option option)
     return option;
 }
 
-/* ---- Values --------------------------------------------------------------------------------------------------------
- */
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 /* A decimal integer that ends at `end` (NULL = at the end of the text).  Returns 0 if it is none in low..high. */
 static int integer_parse(const char *text, const char *end, int64_t low, int64_t high, int64_t *value)
@@ -154,8 +153,7 @@ static int (*const value_parsers[])(const struct option *, const char *) = {
     [OPTION_PAIR] = pair_parse,
 };
 
-/* ---- Help ----------------------------------------------------------------------------------------------------------
- */
+/* ---- Help -------------------------------------------------------------------------------------------------------- */
 
 enum { HELP_WIDTH = 80, HELP_COLUMN = 28 };
 
@@ -211,8 +209,7 @@ static void help_print(const struct usage *usage)
     help_print_wrapped("print this and exit", printf("  --help"));
 }
 
-/* ---- Arguments ------------------------------------------------------------------------------------------------------
- */
+/* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
 enum { MAX_OPTIONS = 64 };
 

@@ -9,6 +9,13 @@
 #include "parallel.h"
 #include "ref.h"
 
+ref_mode oracle_mode(moe4_compute compute)
+{
+    static const ref_mode modes[] = {
+        [MOE4_COMPUTE_BF16] = REF_MODE_BF16, [MOE4_COMPUTE_MXFP8] = REF_MODE_MXFP8, [MOE4_COMPUTE_FP8] = REF_MODE_FP8};
+    return modes[compute];
+}
+
 /* One expert and the routed rows that are its. */
 struct expert_rows {
     const moe4_layer_config *config;
@@ -23,23 +30,37 @@ struct expert_rows {
     uint16_t *rows;       /* [R, output_size], all experts' */
 };
 
+/* v' of rows first..end-1 as the pass keeps it: bf16, or codes and scales. */
+static void keep_intermediate(struct expert_rows *self, int64_t first, int64_t end)
+{
+    struct pass *pass = self->pass;
+    int64_t I = pass->intermediate_size;
+    for (int64_t i = first; i < end; ++i) {
+        int64_t at = (self->first_row + i) * I;
+        const double *v = self->intermediate + i * I;
+        if (pass->compute == MOE4_COMPUTE_MXFP8)
+            ref_quantize_mxfp8(v, I, (uint8_t *)pass->intermediate + at, pass->intermediate_scale + at / 32);
+        else
+            for (int64_t j = 0; j < I; ++j) ((uint16_t *)pass->intermediate)[at + j] = ref_to_bf16(v[j]);
+    }
+}
+
 static void expert_rows_run(void *user, int64_t first, int64_t end)
 {
     struct expert_rows *self = user;
     struct pass *pass = self->pass;
-    int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size;
-    for (int64_t i = first; i < end; ++i) {
-        const uint16_t *x = pass->x + self->slots[i] / pass->top_k * H;
-        for (int64_t h = 0; h < H; ++h) self->x[i * H + h] = ref_bf16(x[h]);
+    int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size, n = end - first;
+    const double *x = self->x + first * H;
+    double *v = self->intermediate + first * I, *z = self->z + first * O;
+    for (int64_t i = first; i < end; ++i) pass_expert_input(pass, self->slots[i] / pass->top_k, self->x + i * H);
+    if (pass->intermediate) { /* before it is quantised */
+        ref_expert(self->config, self->expert, self->local, x, n, REF_MODE_BF16, v, z);
+        keep_intermediate(self, first, end);
     }
-    ref_expert(self->config, self->expert, self->local, self->x + first * H, end - first, REF_MODE_BF16,
-               self->intermediate + first * I, self->z + first * O);
-    for (int64_t i = first; i < end; ++i) {
-        int64_t row = self->first_row + i;
-        for (int64_t o = 0; o < O; ++o) self->rows[row * O + o] = ref_to_bf16(self->z[i * O + o]);
-        for (int64_t j = 0; pass->intermediate && j < I; ++j)
-            pass->intermediate[row * I + j] = ref_to_bf16(self->intermediate[i * I + j]);
-    }
+    if (!pass->intermediate || pass->compute == MOE4_COMPUTE_MXFP8)
+        ref_expert(self->config, self->expert, self->local, x, n, oracle_mode(pass->compute), v, z);
+    uint16_t *rows = self->rows + (self->first_row + first) * O;
+    for (int64_t i = 0; i < n * O; ++i) rows[i] = ref_to_bf16(z[i]);
 }
 
 /* Ids and weights of tokens first..end-1. */
@@ -58,7 +79,7 @@ static void routing_run(void *user, int64_t first, int64_t end)
     for (int64_t t = first; t < end; ++t) {
         double *logits = self->logits + t * E, *weights = self->weights + t * A, *x = self->x + t * H;
         if (pass->routing == PASS_ROUTER) {
-            for (int64_t h = 0; h < H; ++h) x[h] = ref_bf16(pass->x[t * H + h]);
+            pass_router_input(pass, t, x);
             ref_router(self->config, x, logits, NULL);
         }
         for (int32_t e = 0; e < E; ++e) {

@@ -8,6 +8,8 @@
 #include "message.h"
 #include "ref.h"
 
+enum { SCALE_BLOCK = 32 };
+
 struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, int64_t n_tokens, int32_t top_k)
 {
     return (struct pass){
@@ -17,8 +19,15 @@ struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, in
         .output_size = config->output_size ? config->output_size : config->hidden_size,
         .n_experts = config->n_experts,
         .top_k = top_k,
+        .compute = MOE4_COMPUTE_BF16,
+        .x_dtype = MOE4_DTYPE_BF16,
         .routing = routing,
     };
+}
+
+size_t pass_intermediate_bytes(const struct pass *pass)
+{
+    return pass->compute == MOE4_COMPUTE_MXFP8 ? 1 : 2;
 }
 
 int pass_allocate(struct pass *pass, int wants)
@@ -29,7 +38,10 @@ int pass_allocate(struct pass *pass, int wants)
     if (!code) code = allocate(&pass->ids, R, sizeof *pass->ids, "expert ids");
     if (!code) code = allocate(&pass->weights, R, sizeof *pass->weights, "expert weights");
     if (!code && wants & PASS_STAGES) {
-        code = allocate(&pass->intermediate, R * pass->intermediate_size, sizeof *pass->intermediate, "intermediates");
+        int64_t I = pass->intermediate_size;
+        code = allocate(&pass->intermediate, R * I, pass_intermediate_bytes(pass), "intermediates");
+        if (!code && pass->compute == MOE4_COMPUTE_MXFP8)
+            code = allocate(&pass->intermediate_scale, R * (I / SCALE_BLOCK), 1, "scales of intermediates");
         if (!code) code = allocate(&pass->gemm2_rows, R * pass->output_size, sizeof *pass->gemm2_rows, "gemm2 rows");
         if (!code) code = allocate(&pass->row_map, R, sizeof *pass->row_map, "the row map");
     }
@@ -39,7 +51,7 @@ int pass_allocate(struct pass *pass, int wants)
 
 int pass_prepare(struct pass *pass, moe4_context *context, const moe4_layer *layer)
 {
-    if (moe4_workspace_bytes(context, layer, MOE4_COMPUTE_BF16, pass->n_tokens, pass->top_k, &pass->workspace_bytes) !=
+    if (moe4_workspace_bytes(context, layer, pass->compute, pass->n_tokens, pass->top_k, &pass->workspace_bytes) !=
         MOE4_OK)
         return fail_library(context);
     return allocate(&pass->workspace, (int64_t)pass->workspace_bytes, 1, "workspace");
@@ -58,6 +70,7 @@ static moe4_result pass_result(struct pass *pass, pass_results results)
     }
     if (results == FORWARD_ALL) {
         result.intermediate = pass->intermediate;
+        result.intermediate_scale = pass->intermediate_scale;
         result.replay = pass->replay;
         result.replay_rows = pass->replay ? pass->n_tokens : 0;
         result.logits = pass->routing == PASS_IDS ? NULL : pass->logits;
@@ -69,7 +82,10 @@ moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_la
 {
     moe4_batch batch = MOE4_BATCH_INIT;
     batch.n_tokens = pass->n_tokens;
+    batch.compute = pass->compute;
     batch.x = pass->x;
+    batch.x_dtype = pass->x_dtype;
+    batch.x_scale = pass->x_scale;
     batch.workspace = pass->workspace;
     batch.workspace_bytes = pass->workspace_bytes;
     moe4_result result = pass_result(pass, results);
@@ -83,6 +99,28 @@ moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_la
     moe4_logits logits = MOE4_LOGITS_INIT;
     logits.logits = pass->given_logits;
     return moe4_forward_router(context, layer, &batch, pass->routing == PASS_LOGITS ? &logits : NULL, &result);
+}
+
+void pass_router_input(const struct pass *pass, int64_t token, double *x)
+{
+    int64_t H = pass->hidden_size;
+    for (int64_t h = 0; h < H; ++h) x[h] = ref_load(pass->x, pass->x_dtype, token * H + h);
+}
+
+void pass_expert_input(const struct pass *pass, int64_t token, double *x)
+{
+    int64_t H = pass->hidden_size;
+    pass_router_input(pass, token, x);
+    for (int64_t h = 0; h < H && pass->compute == MOE4_COMPUTE_MXFP8; h += SCALE_BLOCK) {
+        uint8_t codes[SCALE_BLOCK], scale;
+        if (pass->x_dtype == MOE4_DTYPE_F8_E4M3) {
+            memcpy(codes, (const uint8_t *)pass->x + token * H + h, sizeof codes);
+            scale = pass->x_scale[(token * H + h) / SCALE_BLOCK];
+        } else {
+            ref_quantize_mxfp8(x + h, SCALE_BLOCK, codes, &scale);
+        }
+        ref_dequantize_mxfp8(codes, &scale, SCALE_BLOCK, x + h);
+    }
 }
 
 void pass_count_load(const struct pass *pass, int64_t *load)
@@ -107,8 +145,20 @@ void pass_count_local(const struct pass *pass, const moe4_layer_config *config, 
 
 void pass_end(struct pass *pass)
 {
-    void *const blocks[] = {pass->x,       pass->given_logits, pass->given_ids, pass->given_weights, pass->y,
-                            pass->logits,  pass->ids,          pass->weights,   pass->intermediate,  pass->gemm2_rows,
-                            pass->row_map, pass->replay,       pass->workspace};
+    void *const blocks[] = {pass->x,
+                            pass->x_scale,
+                            pass->intermediate_scale,
+                            pass->given_logits,
+                            pass->given_ids,
+                            pass->given_weights,
+                            pass->y,
+                            pass->logits,
+                            pass->ids,
+                            pass->weights,
+                            pass->intermediate,
+                            pass->gemm2_rows,
+                            pass->row_map,
+                            pass->replay,
+                            pass->workspace};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) free(blocks[i]);
 }

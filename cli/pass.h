@@ -17,20 +17,24 @@ enum { PASS_STAGES = 1, PASS_REPLAY = 2 };
 struct pass {
     int64_t n_tokens, hidden_size, intermediate_size, output_size;
     int32_t n_experts, top_k;
+    moe4_compute compute; /* BF16 or MXFP8 */
     pass_routing routing;
 
-    uint16_t *x;          /* [T, H] bf16 */
+    moe4_dtype x_dtype;
+    void *x;              /* [T, H] BF16, or F8_E4M3 with */
+    uint8_t *x_scale;     /* [T, H/32] E8M0 */
     float *given_logits;  /* [T, E] */
     int32_t *given_ids;   /* [T, A] */
     float *given_weights; /* [T, A] */
 
-    uint16_t *y;            /* [T, output_size] bf16 */
-    float *logits;          /* [T, E]; unused for PASS_IDS */
-    int32_t *ids;           /* [T, A] */
-    float *weights;         /* [T, A] */
-    uint16_t *intermediate; /* [R, I] bf16; PASS_STAGES, as the three below */
-    uint16_t *gemm2_rows;   /* [R, output_size] bf16 */
-    int32_t *row_map;       /* [T, A] */
+    uint16_t *y;                 /* [T, output_size] bf16 */
+    float *logits;               /* [T, E]; unused for PASS_IDS */
+    int32_t *ids;                /* [T, A] */
+    float *weights;              /* [T, A] */
+    void *intermediate;          /* [R, I] bf16, or e4m3 in MXFP8 compute with; PASS_STAGES, as those below */
+    uint8_t *intermediate_scale; /* [R, I/32] E8M0 */
+    uint16_t *gemm2_rows;        /* [R, output_size] bf16 */
+    int32_t *row_map;            /* [T, A] */
     int64_t n_rows;
     int16_t *replay; /* [T, A]; PASS_REPLAY */
 
@@ -38,7 +42,8 @@ struct pass {
     size_t workspace_bytes;
 };
 
-/* Gives a pass its sizes.  The caller then puts in x and what the routing needs, made with allocate(). */
+/* Gives a pass its sizes, for bf16 inputs in bf16 compute.  The caller then puts in x and what the routing needs, made
+ * with allocate(). */
 struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, int64_t n_tokens, int32_t top_k);
 
 /* Allocates room for the results. */
@@ -55,6 +60,13 @@ typedef enum pass_results {
     FORWARD_ALL
 } pass_results;
 moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
+
+/* x [H] of a token, as the router and as the experts see it. */
+void pass_router_input(const struct pass *pass, int64_t token, double *x);
+void pass_expert_input(const struct pass *pass, int64_t token, double *x);
+
+/* Bytes of an element of the intermediate: 2 for bf16, 1 for e4m3. */
+size_t pass_intermediate_bytes(const struct pass *pass);
 
 /* load [E]: how many slots name each expert. */
 void pass_count_load(const struct pass *pass, int64_t *load);

@@ -1,5 +1,6 @@
 #include "probe.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -14,9 +15,9 @@
 #include "probe_kernel.h"
 #include "progress.h"
 
-enum { MAX_THREADS = 256, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_ROUNDS = 3, ADDS = 64 };
-static const int64_t buffer_bytes_wanted = (int64_t)1 << 30, buffer_bytes_least = (int64_t)1 << 26;
-static const double rate_seconds = 0.03;
+enum { MAX_THREADS = 256, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_TRIES = 3, ADDS = 64 };
+static const int64_t buffer_bytes_most = (int64_t)1 << 30, buffer_bytes_least = (int64_t)1 << 26;
+static const double read_seconds = 0.5, rate_seconds = 0.03; /* about as long as a measurement may take */
 
 struct probe {
     int32_t n_threads;
@@ -25,8 +26,7 @@ struct probe {
     int64_t bytes, bytes_per_thread;
 };
 
-/* ---- Pinned threads
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Pinned threads ---------------------------------------------------------------------------------------------- */
 
 struct worker {
     struct probe *probe;
@@ -99,7 +99,7 @@ static struct span measure(struct probe *probe, void (*task)(struct worker *), c
         }
         pthread_attr_destroy(&attributes);
     }
-    double started = 1e300, ended = 0, busy = 0;
+    double started = INFINITY, ended = 0, busy = 0;
     for (int32_t i = 0; i < probe->n_threads; ++i) {
         pthread_join(workers[i].thread, NULL);
         if (workers[i].started < started) started = workers[i].started;
@@ -111,8 +111,7 @@ static struct span measure(struct probe *probe, void (*task)(struct worker *), c
     return (struct span){ended - started, busy};
 }
 
-/* ---- Bandwidth
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- Bandwidth --------------------------------------------------------------------------------------------------- */
 
 typedef uint64_t line __attribute__((vector_size(LINE_BYTES)));
 
@@ -155,16 +154,16 @@ static void touch(struct worker *worker)
 
 void probe_bandwidth(struct probe *probe, struct probe_result *best)
 {
-    double bytes = (double)probe->bytes_per_thread * probe->n_threads;
-    for (read_variant variant = READ_1; variant < READ_VARIANTS; ++variant)
-        for (int round = 0; round < READ_ROUNDS; ++round) {
+    double bytes = (double)probe->bytes_per_thread * probe->n_threads, began = seconds_now();
+    for (int round = 0; round < READ_ROUNDS; ++round)
+        for (read_variant variant = READ_1; variant < READ_VARIANTS; ++variant) {
             double gbs = 1e-9 * bytes / measure(probe, read_run, &variant).wall;
             if (gbs > best->bandwidth_gbs) best->bandwidth_gbs = gbs;
+            if (seconds_now() - began > read_seconds) return;
         }
 }
 
-/* ---- Rate and clock
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Rate and clock ---------------------------------------------------------------------------------------------- */
 
 /* A chain of additions, each waiting for the one before: one a clock on every CPU of these kinds. */
 static uint64_t add_chain(int64_t rounds)
@@ -194,19 +193,22 @@ static void rate_run(struct worker *worker)
         worker->sink = add_chain(task->rounds);
 }
 
-/* The shortest of a few tries; *rounds is raised until one takes long enough to be measured. */
-static struct span rate_measure(struct probe *probe, const struct probe_kernel *kernel, int64_t *rounds)
+/* CPU time of the busiest thread, the shortest of a few tries; *rounds is raised until they take long enough. */
+static double rate_measure(struct probe *probe, const struct probe_kernel *kernel, int64_t *rounds)
 {
     struct rate_task task = {kernel, 1000};
-    while (measure(probe, rate_run, &task).busy < rate_seconds / 2) task.rounds *= 2;
-    struct span best = {1e300, 1e300};
-    for (int round = 0; round < RATE_ROUNDS; ++round) {
-        struct span span = measure(probe, rate_run, &task);
-        if (span.wall < best.wall) best.wall = span.wall;
-        if (span.busy < best.busy) best.busy = span.busy;
+    double shortest = INFINITY;
+    for (int tries = 0; tries < RATE_TRIES; ++tries) {
+        double busy = measure(probe, rate_run, &task).busy;
+        if (busy < shortest) shortest = busy;
+        if (busy < rate_seconds / 2) { /* begin again with more */
+            task.rounds = (int64_t)((double)task.rounds * fmin(rate_seconds / fmax(busy, 1e-9), 1000));
+            shortest = INFINITY;
+            tries = -1;
+        }
     }
     *rounds = task.rounds;
-    return best;
+    return shortest;
 }
 
 /* The best instruction that the level has. */
@@ -229,11 +231,11 @@ void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best)
 {
     const struct probe_kernel *kernel = kernel_find(isa);
     int64_t rounds;
-    double seconds = rate_measure(probe, kernel, &rounds).wall;
+    double seconds = rate_measure(probe, kernel, &rounds); /* of CPU time: the rate is the machine's, whoever uses it */
     double gflops = 1e-9 * (double)rounds * kernel->chains * kernel->flops * probe->n_threads / seconds;
     double clock_ghz = 0;
 #if defined(__x86_64__) || defined(__aarch64__)
-    seconds = rate_measure(probe, NULL, &rounds).busy;
+    seconds = rate_measure(probe, NULL, &rounds);
     clock_ghz = 1e-9 * (double)rounds * ADDS / seconds;
 #endif
     if (clock_ghz > best->clock_ghz) best->clock_ghz = clock_ghz;
@@ -246,7 +248,7 @@ void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best)
                                : 0;
 }
 
-int probe_open(int32_t n_threads, struct probe **result)
+int probe_open(int32_t n_threads, int64_t weight_bytes, struct probe **result)
 {
     struct probe *probe;
     int code = allocate(&probe, 1, sizeof *probe, "the probe");
@@ -256,13 +258,17 @@ int probe_open(int32_t n_threads, struct probe **result)
         CPU_ZERO(&probe->cpus);
         CPU_SET(0, &probe->cpus);
     }
-    probe->bytes = buffer_bytes_wanted;
-    while (probe->bytes > buffer_bytes_least && probe->bytes > memory_available() / 4) probe->bytes /= 2;
+    int64_t enough = weight_bytes < buffer_bytes_most / 4 ? 4 * weight_bytes : buffer_bytes_most;
+    int64_t affordable = memory_available() / 4;
+    probe->bytes = buffer_bytes_most;
+    while (probe->bytes > buffer_bytes_least && (probe->bytes / 2 >= enough || probe->bytes > affordable))
+        probe->bytes /= 2;
     probe->bytes_per_thread = probe->bytes / probe->n_threads / (8 * LINE_BYTES) * (8 * LINE_BYTES);
     probe->buffer = mmap(NULL, (size_t)probe->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (probe->buffer == MAP_FAILED) {
+        code = fail("out of memory: %lld bytes for measuring the bandwidth", (long long)probe->bytes);
         free(probe);
-        return fail("out of memory: %lld bytes for measuring the bandwidth", (long long)buffer_bytes_wanted);
+        return code;
     }
     madvise(probe->buffer, (size_t)probe->bytes, MADV_HUGEPAGE);
     measure(probe, touch, NULL);

@@ -14,8 +14,9 @@ struct probe_result {
 
 struct probe;
 
-/* Prepares to measure with n_threads pinned threads; holds a buffer far larger than any cache. */
-int probe_open(int32_t n_threads, struct probe **probe);
+/* Prepares to measure with n_threads pinned threads, for a layer of weight_bytes: holds a buffer to read that is four
+ * times as large, but 1 GiB at most, which is far more than any cache. */
+int probe_open(int32_t n_threads, int64_t weight_bytes, struct probe **probe);
 void probe_close(struct probe *probe);
 
 /* Each takes a fraction of a second, and raises what is in *best if it finds better. */

@@ -100,8 +100,7 @@ struct human human_outcome(int good)
     return result;
 }
 
-/* ---- Expert load ----------------------------------------------------------------------------------------------------
- */
+/* ---- Expert load ------------------------------------------------------------------------------------------------- */
 
 enum { LOAD_BARS = 12, LOAD_BAR_WIDTH = 40 };
 
@@ -155,8 +154,7 @@ void report_expert_load(const int64_t *load, int32_t n_experts)
         report_field("", "and %d more with %.1f %%", n_used - n_shown, 100.0 * (double)(total - shown) / (double)total);
 }
 
-/* ---- JSON
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 void report_json(json_t *object)
 {
@@ -166,9 +164,29 @@ void report_json(json_t *object)
     json_decref(object);
 }
 
-json_t *json_integers(const int64_t *values, int64_t count)
+void json_put_text(json_t *object, const char *key, const char *value)
+{
+    json_object_set_new(object, key, json_string(value));
+}
+
+void json_put_integer(json_t *object, const char *key, int64_t value)
+{
+    json_object_set_new(object, key, json_integer(value));
+}
+
+void json_put_real(json_t *object, const char *key, double value)
+{
+    json_object_set_new(object, key, json_real(value));
+}
+
+void json_put_truth(json_t *object, const char *key, int value)
+{
+    json_object_set_new(object, key, json_boolean(value));
+}
+
+void json_put_integers(json_t *object, const char *key, const int64_t *values, int64_t count)
 {
     json_t *array = json_array();
     for (int64_t i = 0; i < count; ++i) json_array_append_new(array, json_integer(values[i]));
-    return array;
+    json_object_set_new(object, key, array);
 }

@@ -31,8 +31,12 @@ void report_expert_load(const int64_t *load, int32_t n_experts);
 /* Prints the object on a line of its own and releases it. */
 void report_json(json_t *object);
 
-/* A JSON array of integers. */
-json_t *json_integers(const int64_t *values, int64_t count);
+/* Adds one value to an object. */
+void json_put_text(json_t *object, const char *key, const char *value);
+void json_put_integer(json_t *object, const char *key, int64_t value);
+void json_put_real(json_t *object, const char *key, double value);
+void json_put_truth(json_t *object, const char *key, int value);
+void json_put_integers(json_t *object, const char *key, const int64_t *values, int64_t count);
 
 /* Whether a stream is a terminal that wants more than plain lines. */
 int terminal_is_live(FILE *stream);

@@ -30,12 +30,12 @@ static moe4_param param(float value)
     return (moe4_param){.presence = value != 0 ? MOE4_SAME : MOE4_ABSENT, .value = value};
 }
 
-moe4_layer_config layer_shape_config(const struct layer_shape *shape, int32_t n_experts)
+moe4_layer_config layer_shape_config(const struct layer_shape *shape)
 {
     moe4_layer_config config = MOE4_LAYER_CONFIG_INIT;
     config.hidden_size = shape->hidden_size;
     config.intermediate_size = shape->intermediate_size;
-    config.n_experts = n_experts ? n_experts : shape->n_experts;
+    config.n_experts = shape->n_experts;
     config.gate_up = shape->gate_up;
     config.activation = shape->activation;
     config.alpha = param(shape->alpha);

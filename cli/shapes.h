@@ -23,7 +23,7 @@ extern const char *const layer_shape_names[];
 /* NULL if there is none of that name. */
 const struct layer_shape *layer_shape_find(const char *name);
 
-/* The whole layer's config with n_experts experts (0 = the shape's), without a router of its own. */
-moe4_layer_config layer_shape_config(const struct layer_shape *shape, int32_t n_experts);
+/* The layer's config, without a router of its own. */
+moe4_layer_config layer_shape_config(const struct layer_shape *shape);
 
 #endif

@@ -28,7 +28,7 @@ moe4_dtype dtype_find(const char *word)
 {
     for (int i = 0; i < N_DTYPES; ++i)
         if (dtypes[i].word && !strcmp(dtypes[i].word, word)) return (moe4_dtype)i;
-    return MOE4_DTYPE_NONE;
+    return strcmp(word, "U8") ? MOE4_DTYPE_NONE : MOE4_DTYPE_E8M0; /* how most files type scale bytes */
 }
 
 size_t dtype_bytes(moe4_dtype dtype)

@@ -20,7 +20,8 @@ typedef enum verify_stage {
 const char *verify_stage_name(verify_stage stage);
 
 struct verify_report {
-    int64_t n_tokens;                  /* sampled */
+    int64_t n_tokens; /* sampled */
+    ref_mode mode;
     ref_verdict stages[VERIFY_STAGES]; /* n_checked 0 = the pass has no such stage */
     ref_frobenius frobenius;           /* sampled rows of y against the oracle's whole layer with the same roundings */
 };
@@ -32,6 +33,9 @@ enum { VERIFY_QUICK = 100000000, VERIFY_THOROUGH = 400000000 };
  * `work` pays for, but one at least. */
 int verify_pass(const moe4_layer_config *config, const moe4_expert_source *source, const moe4_context_info *context,
                 const struct pass *pass, int64_t work, struct verify_report *report);
+
+/* Whether the whole layer of the sampled tokens is close enough. */
+int verify_layer_is_close(const struct verify_report *report);
 
 /* Whether every stage is within its bound and the whole layer close enough. */
 int verify_is_good(const struct verify_report *report);

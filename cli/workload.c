@@ -77,8 +77,7 @@ moe4_expert_source workload_source(struct workload *workload)
     return (moe4_expert_source){workload_read, workload};
 }
 
-/* ---- Logits
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Logits ------------------------------------------------------------------------------------------------------ */
 
 /* A random value whose largest over experts falls on each with odds e^logit: top-k of logit + this draws without
  * replacement. */

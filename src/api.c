@@ -6,9 +6,11 @@
 
 #include "backend.h"
 #include "base/dims.h"
+#include "base/dtype.h"
 #include "context.h"
 #include "layer.h"
 #include "supports.h"
+#include "tuning.h"
 
 /* Evaluates to the status and returns when it is not MOE4_OK. */
 #define TRY(expression)                                                                                                \
@@ -28,27 +30,32 @@ static moe4_status open_context(struct moe4_context *context, const moe4_context
         return context_fail(context, MOE4_EINVAL, "device is %d, expected cpu (%d)", config->device, MOE4_DEVICE_CPU);
     if (config->device_index != 0)
         return context_fail(context, MOE4_EINVAL, "device_index is %d, expected 0 on the cpu", config->device_index);
+    if (config->allocator && !(config->allocator->allocate && config->allocator->release))
+        return context_fail(context, MOE4_EINVAL, "allocator.%s is NULL",
+                            config->allocator->allocate ? "release" : "allocate");
     context->backend = &backend_cpu;
     return context->backend->open(context, config);
 }
 
-static moe4_allocator choose_allocator(const moe4_context_config *config)
+/* Adopts the config and takes its allocator, from which the context itself comes, if both are of use. */
+static void draft_context(struct moe4_context *draft, const moe4_context_config *given, moe4_context_config *config)
 {
-    return config && config->allocator ? *config->allocator : memory_default_allocator();
+    static const moe4_context_config defaults = MOE4_CONTEXT_CONFIG_INIT;
+    draft->status = adopt_struct(draft, "config", given ? given : &defaults, config, sizeof *config);
+    const moe4_allocator *allocator = draft->status ? NULL : config->allocator;
+    draft->allocator = allocator && allocator->allocate && allocator->release ? *allocator : memory_default_allocator();
 }
 
 moe4_status moe4_context_create(const moe4_context_config *given, moe4_context **result)
 {
     if (!result) return MOE4_EINVAL;
-    static const moe4_context_config defaults = MOE4_CONTEXT_CONFIG_INIT;
-    moe4_allocator allocator = choose_allocator(given);
-    moe4_context *context = memory_allocate_zeroed(&allocator, sizeof *context);
+    moe4_context draft = {0};
+    moe4_context_config config;
+    draft_context(&draft, given, &config);
+    moe4_context *context = memory_allocate(&draft.allocator, sizeof *context);
     *result = context;
     if (!context) return MOE4_ENOMEM;
-    context->allocator = allocator;
-
-    moe4_context_config config;
-    context->status = adopt_struct(context, "config", given ? given : &defaults, &config, sizeof config);
+    *context = draft;
     if (!context->status) context->status = open_context(context, &config);
     return context->status;
 }
@@ -57,13 +64,16 @@ void moe4_context_destroy(moe4_context *context)
 {
     if (!context) return;
     moe4_allocator allocator = context->allocator;
+    tuning_release(context);
     if (context->backend) context->backend->close(context);
     memory_release(&allocator, context, sizeof *context);
 }
 
 moe4_status moe4_context_describe(moe4_context *context, moe4_context_info *info)
 {
-    if (!context || !info) return MOE4_EINVAL;
+    if (!context) return MOE4_EINVAL;
+    if (context->status) return context->status;
+    if (!info) return context_fail(context, MOE4_EINVAL, "info is NULL");
     if (info->size != sizeof *info)
         return context_fail(context, MOE4_EINVAL, "info.size is %zu, expected %zu", info->size, sizeof *info);
     context->backend->describe_context(context, info);
@@ -89,7 +99,9 @@ moe4_status moe4_layer_create_from(moe4_context *context, const moe4_layer_confi
 
     moe4_layer *layer;
     TRY(layer_create(context, &config, &layer));
-    moe4_status status = context->backend->prepare(context, layer, source);
+    moe4_status status = context->backend->plan(context, layer);
+    if (!status) status = layer_allocate_parts(context, layer);
+    if (!status) status = context->backend->fill(context, layer, source);
     if (status)
         layer_destroy(layer);
     else
@@ -194,11 +206,6 @@ static moe4_status check_batch(moe4_context *context, const moe4_layer *layer, m
                             is_quantised ? "f8_e4m3, which needs it" : "not quantised");
     if (is_quantised) TRY(resolve_stride(context, "ldx_scale", layer->H / BLOCK_SIZE, &batch->ldx_scale));
     if (batch->stream) return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
-    if (!batch->router_x) {
-        batch->router_x = batch->x;
-        batch->router_x_dtype = batch->x_dtype;
-        batch->ldrouter_x = batch->ldx;
-    }
     return MOE4_OK;
 }
 
@@ -227,25 +234,32 @@ static moe4_status check_result(moe4_context *context, const moe4_layer *layer, 
     return MOE4_OK;
 }
 
-static moe4_status check_logits(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
-                                moe4_logits *logits)
+/* What the layer's own router reads: router_x, or x where that is as wide. */
+static moe4_status resolve_router_x(moe4_context *context, const moe4_layer *layer, moe4_batch *batch)
+{
+    if (batch->router_x) {
+        TRY(resolve_stride(context, "ldrouter_x", layer->router_size, &batch->ldrouter_x));
+    } else if (layer->router_size != layer->H) {
+        return context_fail(context, MOE4_EINVAL,
+                            "router_x is NULL, but the router sees %lld columns and x has hidden_size %lld",
+                            (long long)layer->router_size, (long long)layer->H);
+    } else {
+        batch->router_x = batch->x;
+        batch->router_x_dtype = batch->x_dtype;
+        batch->ldrouter_x = batch->ldx;
+    }
+    if (dtype_is_float(batch->router_x_dtype)) return MOE4_OK;
+    return context_fail(context, MOE4_EUNSUPPORTED,
+                        "the layer's own router reads bf16, f16 or f32, but %s is %s: bring logits or router_x",
+                        batch->router_x == batch->x ? "x" : "router_x", dtype_name(batch->router_x_dtype));
+}
+
+static moe4_status check_logits(moe4_context *context, const moe4_layer *layer, moe4_batch *batch, moe4_logits *logits)
 {
     if (logits->logits) return resolve_stride(context, "logits.ld", layer->E, &logits->ld);
     if (!layer->router_size)
         return context_fail(context, MOE4_EINVAL, "logits are NULL, but the layer has no router of its own");
-    if (batch->router_x_dtype == MOE4_DTYPE_F8_E4M3)
-        return context_fail(
-            context, MOE4_EUNSUPPORTED,
-            "the layer's own router needs bf16, f16 or f32, but x is f8_e4m3: bring logits or router_x");
-    if (batch->router_x == batch->x && layer->router_size != layer->H)
-        return context_fail(context, MOE4_EINVAL,
-                            "router_x is NULL, but the router sees %lld columns and x has hidden_size %lld",
-                            (long long)layer->router_size, (long long)layer->H);
-    if (batch->router_x == batch->x) return MOE4_OK;
-    return batch->ldrouter_x >= layer->router_size
-               ? MOE4_OK
-               : context_fail(context, MOE4_EINVAL, "ldrouter_x is %lld, expected at least %lld",
-                              (long long)batch->ldrouter_x, (long long)layer->router_size);
+    return resolve_router_x(context, layer, batch);
 }
 
 static moe4_status check_topk(moe4_context *context, const moe4_layer *layer, const moe4_result *result,
@@ -266,6 +280,16 @@ static moe4_status check_topk(moe4_context *context, const moe4_layer *layer, co
     }
     if (!topk->weights) return context_fail(context, MOE4_EINVAL, "topk.weights is NULL");
     return resolve_stride(context, "topk.ld_weights", topk->top_k, &topk->ld_weights);
+}
+
+/* A dtype that was left at zero is the INIT macro's. */
+static void resolve_dtypes(moe4_batch *batch, moe4_logits *logits, moe4_topk *topk, moe4_result *result)
+{
+    if (!batch->x_dtype) batch->x_dtype = MOE4_DTYPE_BF16;
+    if (!batch->router_x_dtype) batch->router_x_dtype = MOE4_DTYPE_BF16;
+    if (!result->y_dtype) result->y_dtype = MOE4_DTYPE_BF16;
+    if (logits && !logits->dtype) logits->dtype = MOE4_DTYPE_F32;
+    if (topk && !topk->weights_dtype) topk->weights_dtype = MOE4_DTYPE_F32;
 }
 
 /* The words of a call, for the same refusals that moe4_supports foresees. */
@@ -292,6 +316,7 @@ static moe4_status forward(moe4_context *context, const moe4_layer *layer, moe4_
                            moe4_topk *topk, moe4_result *result)
 {
     struct forward_call call = {batch, NULL, topk, result, 0, topk ? topk->top_k : layer->router.top_k};
+    resolve_dtypes(batch, logits, topk, result);
     moe4_query query = query_of(batch, logits, topk, result);
     TRY(supports_call(context, &query));
     TRY(read_token_count(context, batch, &call.n_tokens));

@@ -17,6 +17,17 @@ struct forward_call {
     int32_t top_k;    /* A */
 };
 
+/* One of the arrays that a prepared layer consists of: what allocation, release, saving and loading go by. */
+struct layer_part {
+    const char *name;
+    const char *dtype; /* as safetensors spells it */
+    int32_t rank;
+    int64_t shape[3];
+    int64_t n_bytes;
+    void **slot; /* where the layer keeps its address */
+};
+enum { MAX_PARTS = 8 };
+
 struct backend {
     /* Makes context->pool and the like from a validated config. */
     moe4_status (*open)(struct moe4_context *context, const moe4_context_config *config);
@@ -26,9 +37,17 @@ struct backend {
     /* What this device refuses of a query that is meaningful. */
     moe4_status (*supports)(struct moe4_context *context, const moe4_query *query);
 
-    /* Fills layer->prepared, reading each expert once. */
-    moe4_status (*prepare)(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
-    void (*release)(struct moe4_layer *layer);
+    const char *layout; /* names what the arrays of a prepared layer hold; changes when that does */
+    /* Makes layer->prepared, all sizes known, its arrays not there yet. */
+    moe4_status (*plan)(struct moe4_context *context, struct moe4_layer *layer);
+    /* Lists the arrays of a planned layer, the largest first; returns how many.  MOE4_EINVAL if one's size wraps. */
+    moe4_status (*list_parts)(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
+                              int32_t *n_parts);
+    /* Fills the arrays, reading each expert once. */
+    moe4_status (*fill)(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
+    /* Accepts or refuses arrays that came from a file. */
+    moe4_status (*check_parts)(struct moe4_context *context, struct moe4_layer *layer);
+    void (*release)(struct moe4_layer *layer); /* layer->prepared, its arrays being gone */
     void (*describe_layer)(const struct moe4_layer *layer, moe4_layer_info *info); /* adds what the backend knows */
 
     moe4_status (*workspace_bytes)(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,

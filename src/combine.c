@@ -44,6 +44,7 @@ static moe4_status check_deferred(moe4_context *context, moe4_deferred *d)
                             !d->row_map   ? "row_map"
                             : !d->weights ? "weights"
                                           : "gemm2_rows");
+    if (!d->addend_dtype) d->addend_dtype = MOE4_DTYPE_BF16;
     if (d->addend && !dtype_is_float(d->addend_dtype))
         return context_fail(context, MOE4_EINVAL, "addend_dtype is %s, expected f32, f16 or bf16",
                             dtype_name(d->addend_dtype));
@@ -86,6 +87,7 @@ moe4_status moe4_combine(moe4_context *context, const moe4_deferred *given, cons
     if (!status) status = adopt_struct(context, "result", given_result, &result, sizeof result);
     if (!status) status = check_deferred(context, &d);
     if (status || d.n_tokens == 0) return status;
+    if (!result.y_dtype) result.y_dtype = MOE4_DTYPE_BF16;
     if ((status = check_destination(context, &d, &result))) return status;
 
     struct combine_job job = {.combine = {.rows = row_kernels_for(context->isa),

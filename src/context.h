@@ -4,9 +4,17 @@
 
 #include "base/memory.h"
 #include "moe4/moe4.h"
+#include "moe4/tune.h"
 
 struct backend; /* backend.h */
 struct pool;    /* cpu/pool.h */
+
+/* What is known of this context's device (tuning.h). */
+struct tuning {
+    moe4_tuning_entry *entries;
+    int32_t n, capacity;
+    int64_t max_tokens; /* the largest bucket of any entry */
+};
 
 struct moe4_context {
     moe4_allocator allocator;
@@ -14,6 +22,7 @@ struct moe4_context {
     const struct backend *backend;
     moe4_isa isa;
     struct pool *pool;
+    struct tuning tuning;
     char device_name[64];
     char message[512];
 };

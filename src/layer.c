@@ -1,6 +1,7 @@
 #include "layer.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 #include "backend.h"
 #include "base/checked.h"
@@ -11,8 +12,7 @@
 
 #define MAX_SIZE ((int64_t)1 << 24) /* of H, I and the router's width: products of two stay far below 2^63 */
 
-/* ---- Validation ----------------------------------------------------------------------------------------------------
- */
+/* ---- Validation ----------------------------------------------------------------------------------------------- */
 
 static moe4_status validate_size(struct moe4_context *context, const char *name, int64_t size)
 {
@@ -110,8 +110,7 @@ moe4_status layer_validate(struct moe4_context *context, const moe4_layer_config
     return status;
 }
 
-/* ---- Construction ---------------------------------------------------------------------------------------------------
- */
+/* ---- Construction --------------------------------------------------------------------------------------------- */
 
 static void *allocate(struct moe4_context *context, const char *what, size_t bytes)
 {
@@ -163,6 +162,7 @@ static moe4_status create_params(struct moe4_context *context, struct moe4_layer
 static moe4_status create_routing(struct moe4_context *context, struct moe4_layer *layer,
                                   const moe4_layer_config *config)
 {
+    layer->router.top_k = config->routing.top_k;
     if (config->routing.method == MOE4_ROUTING_NONE) return MOE4_OK;
     moe4_status status = route_store_bytes(context, &config->routing, layer->E, &layer->router_store_bytes);
     if (status) return status;
@@ -202,6 +202,10 @@ moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *
     layer->first_expert = config->first_expert;
     layer->gate_up = config->gate_up;
     layer->activation = config->activation;
+    layer->alpha = config->alpha.presence;
+    layer->beta = config->beta.presence;
+    layer->limit = config->limit.presence;
+    layer->method = config->routing.method;
 
     moe4_status status = create_map(context, layer, config);
     if (!status) status = create_params(context, layer, config);
@@ -215,11 +219,43 @@ moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *
     return MOE4_OK;
 }
 
+moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer *layer)
+{
+    struct layer_part parts[MAX_PARTS];
+    int32_t n_parts;
+    moe4_status status = layer->backend->list_parts(context, layer, parts, &n_parts);
+    for (int32_t i = 0; !status && i < n_parts; i++) {
+        if (*parts[i].slot) continue;
+        *parts[i].slot = memory_allocate(&layer->allocator, (size_t)parts[i].n_bytes);
+        if (!*parts[i].slot) status = context_fail_memory(context, parts[i].name, (size_t)parts[i].n_bytes);
+    }
+    return status;
+}
+
+/* Nothing is allocated for a layer whose parts cannot be listed, so there is nothing to say and no context to say it.
+ */
+static void release_parts(struct moe4_layer *layer)
+{
+    struct moe4_context nobody;
+    struct layer_part parts[MAX_PARTS];
+    int32_t n_parts;
+    if (layer->backend->list_parts(&nobody, layer, parts, &n_parts)) return;
+    for (int32_t i = 0; i < n_parts; i++) {
+        size_t from_mapping = (size_t)((char *)*parts[i].slot - (char *)layer->mapping);
+        int is_mapped = layer->mapping && from_mapping < layer->mapping_bytes;
+        if (!is_mapped) memory_release(&layer->allocator, *parts[i].slot, (size_t)parts[i].n_bytes);
+    }
+    if (layer->mapping) munmap(layer->mapping, layer->mapping_bytes);
+}
+
 void layer_destroy(struct moe4_layer *layer)
 {
     if (!layer) return;
     moe4_allocator allocator = layer->allocator;
-    if (layer->prepared) layer->backend->release(layer);
+    if (layer->prepared) {
+        release_parts(layer);
+        layer->backend->release(layer);
+    }
     memory_release(&allocator, layer->router_bias, router_bias_bytes(layer));
     memory_release(&allocator, layer->router_weight, router_weight_bytes(layer));
     memory_release(&allocator, layer->router_store, layer->router_store_bytes);

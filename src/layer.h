@@ -20,8 +20,10 @@ struct moe4_layer {
 
     moe4_gate_up gate_up;
     moe4_activation activation;
+    moe4_presence alpha, beta, limit; /* which of them were given */
     struct activation_params *params; /* [L] */
 
+    moe4_routing_method method;
     struct router router; /* how logits become ids and weights; method NULL = the caller's business */
     void *router_store;   /* its bias and table */
     size_t router_store_bytes;
@@ -30,11 +32,16 @@ struct moe4_layer {
     float *router_bias;   /* [E] */
 
     void *prepared; /* the backend's */
+    void *mapping;  /* of the file that holds some of its arrays; NULL = all are in memory of their own */
+    size_t mapping_bytes;
 };
 
 /* Builds all but `prepared` from a config that layer_validate accepts. */
 moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *config, struct moe4_layer **layer);
 void layer_destroy(struct moe4_layer *layer);
+
+/* Memory for every array of a planned layer that has none yet. */
+moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer *layer);
 
 /* Everything about a config that does not depend on the device, in words. */
 moe4_status layer_validate(struct moe4_context *context, const moe4_layer_config *config);

@@ -92,10 +92,13 @@ moe4_status supports_call(struct moe4_context *context, const moe4_query *query)
 static moe4_status supports_parallel(struct moe4_context *context, const moe4_query *query)
 {
     const moe4_parallel *parallel = &query->parallel;
-    if (parallel->tensor_size < 0 || parallel->expert_size < 0 || parallel->data_size < 0)
-        return context_fail(context, MOE4_EINVAL,
-                            "parallel sizes are %d, %d, %d (tensor, expert, data), expected 0 or more",
-                            parallel->tensor_size, parallel->expert_size, parallel->data_size);
+    if (parallel->tensor_size < 0 || parallel->expert_size < 0 || parallel->data_size < 0 ||
+        parallel->context_size < 0 || parallel->sequence_size < 0)
+        return context_fail(
+            context, MOE4_EINVAL,
+            "parallel sizes are %d, %d, %d, %d, %d (tensor, expert, data, context, sequence), expected 0 or more",
+            parallel->tensor_size, parallel->expert_size, parallel->data_size, parallel->context_size,
+            parallel->sequence_size);
     if (parallel->expert_size > 1 && parallel->data_size > 1)
         return context_fail(context, MOE4_EUNSUPPORTED,
                             "expert parallel over %d with data parallel over %d needs tokens to be dispatched first",
@@ -103,11 +106,14 @@ static moe4_status supports_parallel(struct moe4_context *context, const moe4_qu
     return MOE4_OK;
 }
 
-moe4_status supports_query(struct moe4_context *context, const moe4_query *query)
+moe4_status supports_query(struct moe4_context *context, const moe4_query *given)
 {
     moe4_layer_config config;
-    moe4_status status = adopt_struct(context, "config", query->config, &config, sizeof config);
+    moe4_query resolved = *given;
+    const moe4_query *query = &resolved;
+    moe4_status status = adopt_struct(context, "config", given->config, &config, sizeof config);
     if (!status) status = layer_validate(context, &config);
+    if (!status && !given->top_k) resolved.top_k = config.routing.top_k;
     if (!status) status = supports_call(context, query);
     if (!status) status = supports_parallel(context, query);
     if (status) return status;

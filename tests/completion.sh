@@ -18,7 +18,7 @@ offers() {
     [ "$got" = "$expected " ] || { echo "completion of '${*:2}': '$got', expected '$expected'" >&2; exit 1; }
 }
 
-offers "bench check inspect route run synth" ""
+offers inspect i
 offers "route run" r
 offers --check run --chec
-offers "--tokens" bench MODEL --tok
+offers --tokens run FOLDER --tok

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* ---- Tensor files --------------------------------------------------------------------------------------------------- */
+/* ---- Tensor files --------------------------------------------------------------------------------------------- */
 
 #define MOE4_TENSOR_MAX_RANK 8
 
@@ -32,8 +32,8 @@ typedef struct moe4_tensor {
 
 typedef struct moe4_tensors moe4_tensors;
 
-/* Opens a .safetensors file, or a folder: the shards of model.safetensors.index.json, or without one every
- * *.safetensors in it.  Reads headers only.
+/* Opens a .safetensors file, or a folder: the shards of model.safetensors.index.json, without it model.safetensors
+ * alone, without that every *.safetensors in it.  Reads headers only; keeps the files open.
  * MOE4_EIO: the system refused; MOE4_EFORMAT: a header breaks the format, a shard is missing or names clash. */
 MOE4_API moe4_status moe4_tensors_open(moe4_context *context, const char *path, moe4_tensors **tensors);
 MOE4_API void moe4_tensors_close(moe4_tensors *tensors);
@@ -57,7 +57,7 @@ typedef struct moe4_writer moe4_writer;
  * pairs key, value, ..., NULL (NULL = none).  Data is written to a temporary file beside path. */
 MOE4_API moe4_status moe4_writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors,
                                         int32_t n_tensors, const char *const *metadata, moe4_writer **writer);
-/* Writes bytes first .. first+n_bytes-1 of tensor `index`; any order, each byte once. */
+/* Writes bytes first .. first+n_bytes-1 of tensor `index`; any order, each byte once: commit counts them. */
 MOE4_API moe4_status moe4_writer_write(moe4_context *context, moe4_writer *writer, int32_t index, int64_t first,
                                        int64_t n_bytes, const void *data);
 /* Checks that all is written, flushes and renames over path, and frees the writer, also on failure. */
@@ -65,12 +65,13 @@ MOE4_API moe4_status moe4_writer_commit(moe4_context *context, moe4_writer *writ
 /* Gives up: removes the temporary file and frees the writer.  NULL is fine. */
 MOE4_API void moe4_writer_discard(moe4_writer *writer);
 
-/* ---- Checkpoints ------------------------------------------------------------------------------------------------------ */
+/* ---- Checkpoints ---------------------------------------------------------------------------------------------- */
 
 typedef struct moe4_checkpoint moe4_checkpoint;
 
 /* Opens a checkpoint: a folder with config.json and *.safetensors.  Recognises the family and lists its MoE layers;
- * reads headers and config only. */
+ * reads headers and config only.  A layer none of whose expert tensors is here is not listed: a folder may hold a part
+ * of a model.  One that lacks some of its tensors is listed, and refused when it is opened. */
 MOE4_API moe4_status moe4_checkpoint_open(moe4_context *context, const char *path, moe4_checkpoint **checkpoint);
 MOE4_API void moe4_checkpoint_close(moe4_checkpoint *checkpoint);
 
@@ -119,6 +120,31 @@ MOE4_API moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_re
 /* All of the above at once: reads model layer `layer_number` and prepares it.  Extra memory: one expert. */
 MOE4_API moe4_status moe4_checkpoint_load(moe4_context *context, const moe4_checkpoint *checkpoint,
                                           int32_t layer_number, const moe4_reader_options *options, moe4_layer **layer);
+
+/* ---- Prepared layers ------------------------------------------------------------------------------------------ */
+
+/* Saves a prepared layer, so that a later start need not read and repack the checkpoint.  The file is safetensors: it
+ * appears at path only when complete, and fits any CPU of this architecture.
+ * source names what the layer was made from (a hash, say) for moe4_layer_load to compare; at most 255 bytes. */
+MOE4_API moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *layer, const char *source,
+                                     const char *path);
+
+/* How moe4_layer_load gets at the weights. */
+typedef enum moe4_mapping {
+    MOE4_MAPPING_NONE = 0, /* read into memory */
+    MOE4_MAPPING_SHARED    /* map the file: processes share one copy and pages come when touched, but a file that shrinks
+                              under the mapping kills the process (SIGBUS) */
+} moe4_mapping;
+
+/* Loads what moe4_layer_save wrote.  Every size and id in it is checked; weights are taken as they are.
+ * MOE4_EFORMAT, naming both values, for a file of another layout version or library, or when source is not NULL and
+ * differs from the file's. */
+MOE4_API moe4_status moe4_layer_load(moe4_context *context, const char *path, const char *source, moe4_mapping mapping,
+                                     moe4_layer **layer);
+
+/* A key of what a reader reads: files, sizes, modification times and tensor places of the layer, as 32 hexadecimal
+ * digits.  Any change of the checkpoint changes it, without its bytes being read. */
+MOE4_API moe4_status moe4_layer_reader_key(const moe4_layer_reader *reader, char key[33]);
 
 #ifdef __cplusplus
 }

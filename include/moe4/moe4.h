@@ -32,7 +32,7 @@
 extern "C" {
 #endif
 
-/* ---- Status ---------------------------------------------------------------------------------------------------- */
+/* ---- Status --------------------------------------------------------------------------------------------------- */
 
 typedef enum moe4_status {
     MOE4_OK = 0,
@@ -50,7 +50,7 @@ MOE4_API const char *moe4_status_name(moe4_status status);
 /* The library's version, "MAJOR.MINOR.PATCH". */
 MOE4_API const char *moe4_version(void);
 
-/* ---- Words ------------------------------------------------------------------------------------------------------ */
+/* ---- Words ---------------------------------------------------------------------------------------------------- */
 
 typedef enum moe4_dtype {
     MOE4_DTYPE_NONE = 0,
@@ -136,7 +136,7 @@ typedef enum moe4_weight_use {
     MOE4_WEIGHT_ON_INPUT /* x' = bf16(x*weight), combined with weight 1; top_k == 1 and bf16 compute only */
 } moe4_weight_use;
 
-/* ---- Context ------------------------------------------------------------------------------------------------------ */
+/* ---- Context -------------------------------------------------------------------------------------------------- */
 
 typedef struct moe4_context moe4_context;
 
@@ -190,7 +190,7 @@ typedef struct moe4_context_info {
 #define MOE4_CONTEXT_INFO_INIT {sizeof(moe4_context_info), MOE4_DEVICE_CPU, MOE4_ISA_AUTO, 0, 0, 0}
 MOE4_API moe4_status moe4_context_describe(moe4_context *context, moe4_context_info *info);
 
-/* ---- Layer --------------------------------------------------------------------------------------------------------- */
+/* ---- Layer ---------------------------------------------------------------------------------------------------- */
 
 /* A parameter that may be absent, one number, or one number a local expert.  "Absent" is a word, not a value. */
 typedef enum moe4_presence { MOE4_ABSENT = 0, MOE4_SAME, MOE4_PER_EXPERT } moe4_presence;
@@ -304,7 +304,7 @@ typedef struct moe4_layer_info {
 #define MOE4_LAYER_INFO_INIT {sizeof(moe4_layer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 MOE4_API moe4_status moe4_layer_describe(const moe4_layer *layer, moe4_layer_info *info);
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------- */
+/* ---- Forward -------------------------------------------------------------------------------------------------- */
 
 /* The tokens of one call. */
 typedef struct moe4_batch {
@@ -319,7 +319,7 @@ typedef struct moe4_batch {
     int64_t ldx_scale;      /* MXFP8: 0 = H/32 */
     const void *router_x;   /* [T, router hidden size], what the layer's own router sees; NULL = x */
     moe4_dtype router_x_dtype;
-    int64_t ldrouter_x;
+    int64_t ldrouter_x;     /* 0 = router hidden size */
     const int32_t *token_ids; /* [T], HASH routing */
     void *workspace;        /* at least moe4_workspace_bytes, 256-byte aligned, contents irrelevant */
     size_t workspace_bytes;
@@ -363,7 +363,7 @@ typedef struct moe4_result {
     moe4_write write;      /* ADD: y = round(y + sum) */
     float *logits;         /* [T, E], as used (router calls) */
     int32_t *ids;          /* [T, A], slots in descending order of selection */
-    float *weights;        /* [T, A]; bf16 values widened, but for unpacked f32 input */
+    float *weights;        /* [T, A]; bf16 values widened, but for unpacked f32 input; 1 when used on the input */
     int16_t *replay;       /* [replay_rows, A] global ids; rows >= T untouched; router calls */
     int64_t replay_rows;   /* at least T */
     void *intermediate;    /* [R, I] after the activation: BF16, or e4m3 codes in quantised modes */
@@ -399,7 +399,7 @@ MOE4_API moe4_status moe4_forward_experts(moe4_context *context, const moe4_laye
 MOE4_API moe4_status moe4_route(moe4_context *context, const moe4_routing *routing, int32_t n_experts, int64_t n_tokens,
                                 const moe4_logits *logits, const int32_t *token_ids, int32_t *ids, float *weights);
 
-/* ---- Deferred combine --------------------------------------------------------------------------------------------- */
+/* ---- Deferred combine ----------------------------------------------------------------------------------------- */
 
 /* What a call with gemm2_rows, row_map and weights has left undone. */
 typedef struct moe4_deferred {
@@ -424,7 +424,7 @@ typedef struct moe4_deferred {
  * Returns MOE4_EINVAL, with y untouched, for a row_map entry outside -1 .. n_rows-1. */
 MOE4_API moe4_status moe4_combine(moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
 
-/* ---- Support -------------------------------------------------------------------------------------------------------- */
+/* ---- Support -------------------------------------------------------------------------------------------------- */
 
 /* How the caller spreads a model over devices; all sizes 0 = 1.  Only expert ranges and whole-layer calls are ours to
  * run; what the sizes imply (partial sums to reduce) is the caller's. */

@@ -16,7 +16,8 @@ typedef enum moe4_scale_rule {
 } moe4_scale_rule;
 
 /* Quantises n_blocks blocks of 32 floats: codes 16 bytes a block, element 2j in the low nibble of byte j; scales 1 byte.
- * An all-zero block gets scale byte 0 and codes 0.  A block with a NaN or an infinity gets scale 0xFF (NaN). */
+ * An all-zero block gets scale byte 0 and codes 0.  A block with a NaN or an infinity gets scale 0xFF (NaN) and codes 0.
+ * In any other block the sign of a zero, and of what rounds to zero, is kept. */
 MOE4_API void moe4_mxfp4_quantize(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
                                   uint8_t *scales);
 

@@ -56,6 +56,9 @@ static moe4_status cpu_supports(struct moe4_context *context, const moe4_query *
 {
     if (query->compute == MOE4_COMPUTE_FP8)
         return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CPU backend has bf16 and mxfp8");
+    if (query->n_tokens > INT32_MAX)
+        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)query->n_tokens,
+                            INT32_MAX);
     return MOE4_OK;
 }
 
@@ -90,8 +93,12 @@ const struct backend backend_cpu = {.open = cpu_open,
                                     .close = cpu_close,
                                     .describe_context = cpu_describe_context,
                                     .supports = cpu_supports,
-                                    .prepare = prepared_create,
-                                    .release = prepared_destroy,
+                                    .layout = "panels of 64 rows, blocks of 17 lines",
+                                    .plan = prepared_plan,
+                                    .list_parts = prepared_list_parts,
+                                    .fill = prepared_fill,
+                                    .check_parts = prepared_check_parts,
+                                    .release = prepared_release,
                                     .describe_layer = cpu_describe_layer,
                                     .workspace_bytes = cpu_workspace_bytes,
                                     .forward = forward_run};

@@ -7,6 +7,9 @@
 #include "context.h"
 #include "cpu/fpenv.h"
 #include "cpu/pool.h"
+#include "tuning.h"
+
+enum { SMALLEST_TILE_TOKENS = 4, DEFAULT_CLAIM_SHARE = 6 };
 
 /* ---- Workspace
  * ------------------------------------------------------------------------------------------------------- */
@@ -32,7 +35,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     *plan = (struct workspace_plan){.chunk_tokens = n_tokens < largest_chunk ? n_tokens : largest_chunk};
     plan->chunk_rows = plan->chunk_tokens * top_k;
     plan->max_active = layer->L < plan->chunk_rows ? layer->L : plan->chunk_rows;
-    plan->max_tiles = plan->max_active + plan->chunk_rows / TILE_TOKENS;
+    plan->max_tiles = plan->max_active + plan->chunk_rows / SMALLEST_TILE_TOKENS;
 
     plan->ids = reserve(plan, slots, sizeof(int32_t));
     plan->weights = reserve(plan, slots, sizeof(float));
@@ -141,6 +144,10 @@ moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *l
     moe4_status status = forward_plan(context, layer, f.T, f.A, &f.plan);
     if (status) return status;
     place(&f, call->batch->workspace);
+
+    moe4_tactic tactic = tuning_find(context, layer, call->batch->compute, f.T, f.A);
+    f.tile_tokens = tactic.tile_tokens ? tactic.tile_tokens : TILE_TOKENS;
+    f.claim_share = tactic.claim_share ? tactic.claim_share : DEFAULT_CLAIM_SHARE;
 
     uint32_t host = fpenv_enter();
     route_stage(&f);

@@ -48,6 +48,7 @@ struct forward {
     struct workspace_plan plan;
     int64_t T;
     int32_t A;
+    int32_t tile_tokens, claim_share; /* the tactic */
 
     int32_t *ids;         /* [T, A] global */
     float *weights;       /* [T, A] */

@@ -1,6 +1,7 @@
 #include "cpu/prepared.h"
 
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ static void advise_huge_pages(void *memory, size_t bytes)
 #endif
 }
 
-static void init_matrix(struct packed_matrix *matrix, enum panel_order order, moe4_gate_up gate_up, int64_t rows,
+static void plan_matrix(struct packed_matrix *matrix, enum panel_order order, moe4_gate_up gate_up, int64_t rows,
                         int64_t stored_rows, int64_t K)
 {
     matrix->order = (struct row_order){order, gate_up, rows, stored_rows};
@@ -35,35 +36,46 @@ static void init_matrix(struct packed_matrix *matrix, enum panel_order order, mo
     matrix->panel_bytes = K / BLOCK_SIZE * PANEL_BLOCK_BYTES;
 }
 
-static size_t bias_bytes(const struct packed_matrix *matrix, int32_t L)
+static struct layer_part panels_part(const char *name, struct packed_matrix *matrix, int32_t L)
 {
-    return (size_t)L * (size_t)matrix->n_panels * PANEL_ROWS * sizeof(float);
+    return (struct layer_part){.name = name,
+                               .dtype = "U8",
+                               .rank = 3,
+                               .shape = {L, matrix->n_panels, matrix->panel_bytes},
+                               .slot = (void **)&matrix->panels};
 }
 
-static size_t panels_bytes(const struct packed_matrix *matrix, int32_t L)
+static struct layer_part bias_part(const char *name, struct packed_matrix *matrix, int32_t L)
 {
-    return (size_t)L * (size_t)matrix->n_panels * (size_t)matrix->panel_bytes;
+    return (struct layer_part){.name = name,
+                               .dtype = "F32",
+                               .rank = 3,
+                               .shape = {L, matrix->n_panels, PANEL_ROWS},
+                               .slot = (void **)&matrix->bias};
 }
 
-static moe4_status allocate_matrix(struct moe4_context *context, struct packed_matrix *matrix, int32_t L,
-                                   const char *name)
+moe4_status prepared_list_parts(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
+                                int32_t *n_parts)
 {
-    size_t expert_bytes, bytes;
-    if (!size_multiply((size_t)matrix->n_panels, (size_t)matrix->panel_bytes, &expert_bytes) ||
-        !size_multiply(expert_bytes, (size_t)L, &bytes))
-        return context_fail(context, MOE4_EINVAL, "%s weights of %d experts do not fit the address space", name, L);
-    if (!(matrix->panels = memory_allocate(&context->allocator, bytes)))
-        return context_fail_memory(context, name, bytes);
-    advise_huge_pages(matrix->panels, bytes);
-    if (!(matrix->bias = memory_allocate(&context->allocator, bias_bytes(matrix, L))))
-        return context_fail_memory(context, name, bias_bytes(matrix, L));
+    struct prepared *prepared = layer->prepared;
+    const struct layer_part all[] = {
+        panels_part("gate_up.panels", &prepared->gate_up, layer->L),
+        panels_part("down.panels", &prepared->down, layer->L),
+        bias_part("gate_up.bias", &prepared->gate_up, layer->L),
+        bias_part("down.bias", &prepared->down, layer->L),
+        {.name = "is_exact", .dtype = "U8", .rank = 1, .shape = {layer->L}, .slot = (void **)&prepared->is_exact},
+    };
+    *n_parts = sizeof all / sizeof *all;
+    memcpy(parts, all, sizeof all);
+    for (int32_t i = 0; i < *n_parts; i++) {
+        int64_t n_bytes = strcmp(parts[i].dtype, "F32") == 0 ? 4 : 1;
+        for (int32_t d = 0; d < parts[i].rank; d++)
+            if (!i64_multiply(n_bytes, parts[i].shape[d], &n_bytes))
+                return context_fail(context, MOE4_EINVAL, "%s of %d experts does not fit the address space",
+                                    parts[i].name, layer->L);
+        parts[i].n_bytes = n_bytes;
+    }
     return MOE4_OK;
-}
-
-static void release_matrix(const moe4_allocator *allocator, struct packed_matrix *matrix, int32_t L)
-{
-    memory_release(allocator, matrix->bias, bias_bytes(matrix, L));
-    memory_release(allocator, matrix->panels, panels_bytes(matrix, L));
 }
 
 /* One expert being packed by all threads, a panel at a time: first all of gate_up, then all of down. */
@@ -127,10 +139,13 @@ static moe4_status pack_expert(struct moe4_context *context, struct prepared *pr
     return MOE4_OK;
 }
 
-static moe4_status pack_experts(struct moe4_context *context, struct prepared *prepared, int32_t L,
-                                const moe4_expert_source *source)
+moe4_status prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
 {
-    for (int32_t l = 0; l < L; l++) {
+    struct prepared *prepared = layer->prepared;
+    advise_huge_pages(prepared->gate_up.panels,
+                      (size_t)(layer->L * prepared->gate_up.n_panels * prepared->gate_up.panel_bytes));
+    advise_huge_pages(prepared->down.panels, (size_t)(layer->L * prepared->down.n_panels * prepared->down.panel_bytes));
+    for (int32_t l = 0; l < layer->L; l++) {
         moe4_expert expert = {0};
         context->message[0] = '\0';
         moe4_status status = source->read(source->user, l, &expert);
@@ -141,40 +156,36 @@ static moe4_status pack_experts(struct moe4_context *context, struct prepared *p
     return MOE4_OK;
 }
 
-static void choose_kernels(struct prepared *prepared, moe4_isa isa, moe4_activation activation)
+moe4_status prepared_check_parts(struct moe4_context *context, struct moe4_layer *layer)
 {
-    const struct activation_kernels *activations = activation_kernels_for(isa);
-    prepared->isa = isa;
-    prepared->kernel = kernel_best(isa);
-    prepared->rows = row_kernels_for(isa);
-    prepared->activate = activations->run[activation];
-    prepared->round = activations->round;
-    prepared->chunk_rows = CHUNK_ROWS;
+    struct prepared *prepared = layer->prepared;
+    for (int32_t l = 0; l < layer->L; l++) {
+        if (prepared->is_exact[l] > 1)
+            return context_fail(context, MOE4_EFORMAT, "is_exact[%d] is %d, expected 0 or 1", l, prepared->is_exact[l]);
+        prepared->n_exact += prepared->is_exact[l];
+    }
+    return MOE4_OK;
 }
 
-moe4_status prepared_create(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
+moe4_status prepared_plan(struct moe4_context *context, struct moe4_layer *layer)
 {
     struct prepared *prepared = memory_allocate_zeroed(&context->allocator, sizeof *prepared);
     if (!prepared) return context_fail_memory(context, "a prepared layer", sizeof *prepared);
+    const struct activation_kernels *activations = activation_kernels_for(context->isa);
     layer->prepared = prepared;
-    choose_kernels(prepared, context->isa, layer->activation);
+    prepared->isa = context->isa;
+    prepared->kernel = kernel_best(context->isa);
+    prepared->rows = row_kernels_for(context->isa);
+    prepared->activate = activations->run[layer->activation];
+    prepared->round = activations->round;
+    prepared->chunk_rows = CHUNK_ROWS;
     enum panel_order order = activation_has_gate(layer->activation) ? PANEL_GATED : PANEL_PLAIN;
-    init_matrix(&prepared->gate_up, order, layer->gate_up, layer->I, layer->stored_intermediate_size, layer->H);
-    init_matrix(&prepared->down, PANEL_PLAIN, MOE4_GATE_UP_NONE, layer->H, layer->H, layer->I);
-
-    moe4_status status = allocate_matrix(context, &prepared->gate_up, layer->L, "gate_up");
-    if (!status) status = allocate_matrix(context, &prepared->down, layer->L, "down");
-    if (status) return status;
-    prepared->is_exact = memory_allocate_zeroed(&context->allocator, (size_t)layer->L);
-    if (!prepared->is_exact) return context_fail_memory(context, "the experts' kernels", (size_t)layer->L);
-    return pack_experts(context, prepared, layer->L, source);
+    plan_matrix(&prepared->gate_up, order, layer->gate_up, layer->I, layer->stored_intermediate_size, layer->H);
+    plan_matrix(&prepared->down, PANEL_PLAIN, MOE4_GATE_UP_NONE, layer->H, layer->H, layer->I);
+    return MOE4_OK;
 }
 
-void prepared_destroy(struct moe4_layer *layer)
+void prepared_release(struct moe4_layer *layer)
 {
-    struct prepared *prepared = layer->prepared;
-    memory_release(&layer->allocator, prepared->is_exact, (size_t)layer->L);
-    release_matrix(&layer->allocator, &prepared->down, layer->L);
-    release_matrix(&layer->allocator, &prepared->gate_up, layer->L);
-    memory_release(&layer->allocator, prepared, sizeof *prepared);
+    memory_release(&layer->allocator, layer->prepared, sizeof(struct prepared));
 }

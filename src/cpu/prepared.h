@@ -2,6 +2,7 @@
 #ifndef MOE4_CPU_PREPARED_H
 #define MOE4_CPU_PREPARED_H
 
+#include "backend.h"
 #include "cpu/activation.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/rows.h"
@@ -39,7 +40,12 @@ static inline const float *packed_bias(const struct packed_matrix *matrix, int64
     return matrix->bias + (l * matrix->n_panels + panel) * PANEL_ROWS;
 }
 
-moe4_status prepared_create(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
-void prepared_destroy(struct moe4_layer *layer);
+/* The functions of struct backend that make and fill it. */
+moe4_status prepared_plan(struct moe4_context *context, struct moe4_layer *layer);
+moe4_status prepared_list_parts(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
+                                int32_t *n_parts);
+moe4_status prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
+moe4_status prepared_check_parts(struct moe4_context *context, struct moe4_layer *layer);
+void prepared_release(struct moe4_layer *layer);
 
 #endif

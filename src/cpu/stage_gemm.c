@@ -13,16 +13,16 @@ static const struct kernel *expert_kernel(const struct prepared *prepared, int32
 }
 
 /* The most panels that a thread may claim at once.  Long runs stream best, but all threads must finish together: even
- * if all panels of a claim belong to the largest expert, it is at most a sixth of a thread's share. */
+ * if all panels of a claim belong to the largest expert, it is at most 1/claim_share of a thread's share. */
 static int64_t largest_claim(const struct forward *f, int64_t n_panels)
 {
     int64_t total = 0;
     for (int32_t i = 0; i < f->n_active; i++) total += n_panels * (f->active[i].n_rows + READING_ROWS);
-    return f->n_active ? total / (6 * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS)) : 0;
+    return f->n_active ? total / (f->claim_share * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS))
+                       : 0;
 }
 
-/* ---- gate_up --------------------------------------------------------------------------------------------------------
- */
+/* ---- gate_up -------------------------------------------------------------------------------------------------- */
 
 /* Sums of a panel, one row, plus bias, split into gates and ups: n of each, in the order of I. */
 static void split_gated(const float *sums, const float *bias, float *gate, float *up)

@@ -46,7 +46,7 @@ static int more_rows_first(const void *a, const void *b)
 /* Tiles of nearly equal size: 13 rows are 7 + 6, not 12 + 1. */
 static void cut_tiles(struct forward *f, struct active_expert *expert)
 {
-    int32_t n = (expert->n_rows + TILE_TOKENS - 1) / TILE_TOKENS, row = expert->first_row;
+    int32_t n = (expert->n_rows + f->tile_tokens - 1) / f->tile_tokens, row = expert->first_row;
     expert->first_tile = f->n_tiles;
     expert->n_tiles = n;
     for (int32_t i = 0; i < n; i++) {

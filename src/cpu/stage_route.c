@@ -101,6 +101,8 @@ void route_stage(struct forward *f)
     else
         stage_run(f, route_batches, (f->T + BATCH_TOKENS - 1) / BATCH_TOKENS, 16);
     size_t slots = (size_t)(f->T * f->A);
+    const int on_input = f->call->topk && f->call->topk->weight_use == MOE4_WEIGHT_ON_INPUT;
     if (result->ids) memcpy(result->ids, f->ids, slots * sizeof *f->ids);
-    if (result->weights) memcpy(result->weights, f->weights, slots * sizeof *f->weights);
+    if (result->weights && !on_input) memcpy(result->weights, f->weights, slots * sizeof *f->weights);
+    for (size_t i = 0; result->weights && on_input && i < slots; i++) result->weights[i] = 1.0f;
 }

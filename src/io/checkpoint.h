@@ -1,0 +1,16 @@
+/* An open checkpoint. */
+#ifndef MOE4_IO_CHECKPOINT_H
+#define MOE4_IO_CHECKPOINT_H
+
+#include "io/family.h"
+
+struct moe4_checkpoint {
+    moe4_allocator allocator;
+    const struct family *family;
+    struct model model;
+    moe4_tensors *tensors;
+    int32_t *layers; /* [model.n_layers], the first n_layers used: numbers of the MoE layers that are here, ascending */
+    int32_t n_layers;
+};
+
+#endif

@@ -1,0 +1,196 @@
+/* Reads one layer of a checkpoint, one expert at a time, into one expert's memory. */
+#include <inttypes.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "io/check.h"
+#include "io/checkpoint.h"
+#include "supports.h"
+
+enum { PART_ALIGNMENT = 64 };
+
+struct moe4_layer_reader {
+    moe4_allocator allocator;
+    struct plan plan;
+    moe4_layer_config config;
+    moe4_reader_options options;
+    int64_t part_at[N_MATRICES][N_PARTS]; /* in buffer */
+    uint8_t *buffer;                      /* one expert */
+    int64_t buffer_bytes;
+    uint8_t *router; /* weight, then bias */
+    int64_t router_bytes;
+    int64_t expert_bytes, bytes_done, bytes_total; /* as the files have them, for progress */
+};
+
+static moe4_status check_layer(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t layer_number)
+{
+    for (int32_t i = 0; i < checkpoint->n_layers; i++)
+        if (checkpoint->layers[i] == layer_number) return MOE4_OK;
+    if (!checkpoint->n_layers)
+        return context_fail(context, MOE4_EINVAL, "layer %" PRId32 ": no MoE layer is here", layer_number);
+    return context_fail(context, MOE4_EINVAL,
+                        "layer %" PRId32 " is not here: there are %" PRId32 " MoE layers, %" PRId32 " to %" PRId32,
+                        layer_number, checkpoint->n_layers, checkpoint->layers[0],
+                        checkpoint->layers[checkpoint->n_layers - 1]);
+}
+
+/* Resolves the local range of the options. */
+static moe4_status check_range(moe4_context *context, int32_t E, moe4_reader_options *options)
+{
+    if (options->first_expert < 0 || options->first_expert >= E)
+        return context_fail(context, MOE4_EINVAL, "first_expert is %" PRId32 ", expected 0 to %" PRId32,
+                            options->first_expert, E - 1);
+    int32_t most = E - options->first_expert;
+    if (!options->n_experts) options->n_experts = most;
+    if (options->n_experts < 0 || options->n_experts > most)
+        return context_fail(context, MOE4_EINVAL,
+                            "n_experts is %" PRId32 ", expected 0 to %" PRId32 " from expert %" PRId32,
+                            options->n_experts, most, options->first_expert);
+    return MOE4_OK;
+}
+
+static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, const moe4_checkpoint *checkpoint,
+                              int32_t layer_number)
+{
+    struct plan *plan = &reader->plan;
+    *plan = (struct plan){
+        .tensors = checkpoint->tensors,
+        .family = checkpoint->family,
+        .model = &checkpoint->model,
+        .layer_number = layer_number,
+        .first_expert = reader->options.first_expert,
+        .n_local = reader->options.n_experts,
+    };
+    size_t n_slices = (size_t)plan->n_local * (size_t)plan->family->n_slices;
+    plan->slices = memory_allocate_zeroed(&reader->allocator, n_slices * sizeof *plan->slices);
+    if (!plan->slices) return context_fail_memory(context, "a layer's plan", n_slices * sizeof *plan->slices);
+    return plan->family->plan_layer(context, plan);
+}
+
+/* Memory for one expert, every part aligned. */
+static moe4_status allocate_buffer(moe4_context *context, moe4_layer_reader *reader)
+{
+    for (int m = 0; m < N_MATRICES; m++)
+        for (int p = 0; p < N_PARTS; p++) {
+            reader->part_at[m][p] = reader->buffer_bytes;
+            reader->buffer_bytes += round_up(reader->plan.part_bytes[m][p], PART_ALIGNMENT);
+            reader->expert_bytes += reader->plan.part_bytes[m][p];
+        }
+    reader->bytes_total = reader->expert_bytes * reader->plan.n_local;
+    reader->buffer = memory_allocate(&reader->allocator, (size_t)reader->buffer_bytes);
+    return reader->buffer ? MOE4_OK : context_fail_memory(context, "one expert", (size_t)reader->buffer_bytes);
+}
+
+static moe4_status read_router(moe4_context *context, moe4_layer_reader *reader)
+{
+    const struct plan *plan = &reader->plan;
+    const moe4_tensor *weight = plan->router_weight, *bias = plan->router_bias;
+    if (!weight) return MOE4_OK;
+    int64_t bias_at = round_up(weight->n_bytes, PART_ALIGNMENT);
+    reader->router_bytes = bias_at + (bias ? bias->n_bytes : 0);
+    reader->router = memory_allocate(&reader->allocator, (size_t)reader->router_bytes);
+    if (!reader->router) return context_fail_memory(context, "a router", (size_t)reader->router_bytes);
+    moe4_status status = moe4_tensors_read(context, plan->tensors, weight, 0, weight->n_bytes, reader->router);
+    if (status == MOE4_OK && bias)
+        status = moe4_tensors_read(context, plan->tensors, bias, 0, bias->n_bytes, reader->router + bias_at);
+    moe4_router *router = &reader->config.router;
+    router->weight = reader->router;
+    router->weight_dtype = plan->router_weight_dtype;
+    router->bias = bias ? reader->router + bias_at : NULL;
+    router->bias_dtype = bias ? plan->router_bias_dtype : MOE4_DTYPE_NONE;
+    return status;
+}
+
+moe4_status moe4_layer_reader_open(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t layer_number,
+                                   const moe4_reader_options *given, moe4_layer_reader **result)
+{
+    static const moe4_reader_options defaults = MOE4_READER_OPTIONS_INIT;
+    moe4_status status = check_argument(context, "reader", result);
+    if (status != MOE4_OK) return status;
+    *result = NULL;
+    status = check_argument(context, "checkpoint", checkpoint);
+    if (status == MOE4_OK) status = check_layer(context, checkpoint, layer_number);
+    if (status != MOE4_OK) return status;
+    moe4_layer_reader *reader = memory_allocate_zeroed(&context->allocator, sizeof *reader);
+    if (!reader) return context_fail_memory(context, "a layer reader", sizeof *reader);
+    reader->allocator = context->allocator;
+    reader->config = checkpoint->model.layer;
+    status = adopt_struct(context, "options", given ? given : &defaults, &reader->options, sizeof reader->options);
+    if (status == MOE4_OK) status = check_range(context, reader->config.n_experts, &reader->options);
+    if (status == MOE4_OK) status = plan_layer(context, reader, checkpoint, layer_number);
+    if (status == MOE4_OK) status = allocate_buffer(context, reader);
+    if (status == MOE4_OK) status = read_router(context, reader);
+    if (status != MOE4_OK) {
+        moe4_layer_reader_close(reader);
+        return status;
+    }
+    reader->config.first_expert = reader->options.first_expert;
+    reader->config.n_local_experts = reader->options.n_experts;
+    *result = reader;
+    return MOE4_OK;
+}
+
+void moe4_layer_reader_close(moe4_layer_reader *reader)
+{
+    if (!reader) return;
+    moe4_allocator allocator = reader->allocator;
+    const struct plan *plan = &reader->plan;
+    if (plan->slices)
+        memory_release(&allocator, plan->slices,
+                       (size_t)plan->n_local * (size_t)plan->family->n_slices * sizeof *plan->slices);
+    memory_release(&allocator, reader->buffer, (size_t)reader->buffer_bytes);
+    memory_release(&allocator, reader->router, (size_t)reader->router_bytes);
+    memory_release(&allocator, reader, sizeof *reader);
+}
+
+const moe4_layer_config *moe4_layer_reader_config(const moe4_layer_reader *reader)
+{
+    return reader ? &reader->config : NULL;
+}
+
+/* One matrix of the expert in the buffer. */
+static moe4_matrix matrix_of(const moe4_layer_reader *reader, int matrix)
+{
+    const int64_t *at = reader->part_at[matrix];
+    int has_bias = reader->plan.part_bytes[matrix][PART_BIAS] > 0;
+    return (moe4_matrix){
+        .codes = reader->buffer + at[PART_CODES],
+        .scales = reader->buffer + at[PART_SCALES],
+        .bias = has_bias ? reader->buffer + at[PART_BIAS] : NULL,
+        .bias_dtype = has_bias ? reader->plan.bias_dtype : MOE4_DTYPE_NONE,
+    };
+}
+
+/* Never past the total, however often experts are read. */
+static moe4_status report_progress(moe4_context *context, moe4_layer_reader *reader)
+{
+    const moe4_reader_options *options = &reader->options;
+    if (reader->bytes_done < reader->bytes_total) reader->bytes_done += reader->expert_bytes;
+    if (!options->progress || !options->progress(options->user, reader->bytes_done, reader->bytes_total))
+        return MOE4_OK;
+    return context_fail(context, MOE4_EIO, "cancelled after %" PRId64 " of %" PRId64 " bytes", reader->bytes_done,
+                        reader->bytes_total);
+}
+
+moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
+                                   moe4_expert *expert)
+{
+    moe4_status status = check_argument(context, "reader", reader);
+    if (status == MOE4_OK) status = check_argument(context, "expert", expert);
+    if (status != MOE4_OK) return status;
+    const struct plan *plan = &reader->plan;
+    if (local_expert < 0 || local_expert >= plan->n_local)
+        return context_fail(context, MOE4_EINVAL, "local expert %" PRId32 ", expected 0 to %" PRId32, local_expert,
+                            plan->n_local - 1);
+    const struct slice *slices = plan->slices + (int64_t)local_expert * plan->family->n_slices;
+    for (int32_t i = 0; i < plan->family->n_slices && status == MOE4_OK; i++) {
+        const struct slice *slice = &slices[i];
+        uint8_t *to = reader->buffer + reader->part_at[slice->matrix][slice->part] + slice->part_at;
+        status = moe4_tensors_read(context, plan->tensors, slice->tensor, slice->first, slice->n_bytes, to);
+    }
+    if (status == MOE4_OK) status = report_progress(context, reader);
+    if (status != MOE4_OK) return status;
+    *expert = (moe4_expert){matrix_of(reader, MATRIX_GATE_UP), matrix_of(reader, MATRIX_DOWN)};
+    return MOE4_OK;
+}

@@ -1,0 +1,57 @@
+#!/bin/sh
+# synth: what it writes, when it keeps what is there, and that inspect sees it.
+set -eu
+. "$(dirname "$0")/cli_lib.sh"
+model=$work/model
+
+make_small --layers 2 --seed 7 --json "$model"
+json layers=2 n_experts=8 hidden_size=64 intermediate_size=96 seed=7 reused=false bytes
+cp "$model/model.safetensors" "$work/first"
+
+# The same again is kept, and so is a config that someone has edited.
+echo '{}' >"$model/config.json"
+make_small --layers 2 --seed 7 --json "$model"
+json reused=true
+[ "$(cat "$model/config.json")" = "{}" ] || die "config.json was touched"
+rm "$model/config.json"
+make_small --layers 2 --seed 7 "$model"
+says "$out" "it was there already"
+
+# Other parameters are refused and nothing is lost; --force replaces; the same parameters give the same bytes.
+expect 1 synth --hidden 64 --intermediate 96 --experts 8 --layers 2 --seed 8 "$model"
+says "$err" "--force replaces it"
+cmp "$model/model.safetensors" "$work/first"
+make_small --layers 2 --seed 8 --force "$model"
+! cmp -s "$model/model.safetensors" "$work/first" || die "another seed, the same bytes"
+make_small --layers 2 --seed 7 --force "$model"
+cmp "$model/model.safetensors" "$work/first"
+[ "$(ls "$model" | wc -l)" -eq 2 ] || die "left something behind: $(ls "$model")"
+
+# A checkpoint of someone else's is not ours to replace.
+mkdir "$work/other"
+echo '{"model_type": "llama"}' >"$work/other/config.json"
+expect 1 synth --hidden 64 --intermediate 96 --experts 8 "$work/other"
+says "$err" "holds another checkpoint"
+expect 1 synth --hidden 64 --intermediate 96 --experts 8 "$work/first/model"
+says "$err" "$work/first/model"
+
+expect 0 inspect "$model" --json
+json family=gpt-oss n_moe_layers=2 n_model_layers=2 n_tensors=16 layers
+expect 0 inspect "$model"
+for text in "Layer 1" "swiglu_oai, alpha 1.702, beta 1, limit 7" "interleaved" "renormalize, BF16 weights, bias" \
+    "model.layers.1.mlp.experts.gate_up_proj_blocks" "[8, 192, 2, 16]"; do
+    says "$out" "$text"
+done
+
+# Shapes are the model's unless told otherwise.
+expect 0 synth --like gpt-oss-120b --hidden 32 --intermediate 32 --json "$work/large"
+json n_experts=128 top_k=4
+
+# The router's loads fall off: the busiest of 32 experts has several times the load of the laziest.
+expect 0 synth --hidden 128 --intermediate 32 "$work/wide"
+expect 0 run "$work/wide" --tokens 2048 --repeat 1 --json
+loads=$(sed -n 's/.*"expert_load":\[\([0-9,]*\)\].*/\1/p' "$out" | tr ',' '\n' | sort -n)
+[ "$(echo "$loads" | wc -l)" -eq 32 ] || die "not 32 loads"
+least=$(echo "$loads" | head -1)
+most=$(echo "$loads" | tail -1)
+[ "$most" -gt $((6 * least)) ] && [ "$most" -lt $((30 * least + 30)) ] || die "loads $least to $most, expected about 1:11"

@@ -1,0 +1,376 @@
+/* What never changes a bit: threads, batch, position, other tokens' experts, chunks, expert numbers, repetition, a
+ * borrowed pool, fork, and the host's floating-point environment. */
+#include <setjmp.h>
+#include <stdarg.h> /* for cmocka.h, as the next two */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "call.h"
+#include "cpu/prepared.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+enum { H = 160, I = 96, E = 9, A = 3, T = 61 };
+
+static moe4_isa levels[MAX_LEVELS];
+static int32_t n_levels;
+
+/* A layer, and a call of all T tokens run on it by one thread. */
+struct fixture {
+    struct buffers buffers;
+    moe4_layer_config config;
+    moe4_expert *experts;
+    moe4_context *context;
+    moe4_layer *layer;
+    struct call_plan plan;
+    struct call expected;
+};
+
+static struct fixture *fixture_create(moe4_isa isa, enum route_source routing, moe4_compute compute)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 11};
+    f->config = layer_config(H, I, E, A);
+    f->config.n_local_experts = E - 1;
+    f->experts = weights_create(&f->buffers, &f->config, &weights);
+    f->context = context_open(isa, 1);
+    f->layer = layer_open(f->context, &f->config, f->experts);
+    f->plan = (struct call_plan){
+        .n_tokens = T, .top_k = A, .routing = routing, .ids = IDS_WILD, .compute = compute, .seed = 12};
+    f->expected = call_create(&f->buffers, &f->config, &f->plan);
+    call_must_run(&f->buffers, f->context, f->layer, &f->expected);
+    return f;
+}
+
+static void fixture_destroy(struct fixture *f)
+{
+    moe4_layer_destroy(f->layer);
+    moe4_context_destroy(f->context);
+    buffers_release(&f->buffers);
+    free(f);
+}
+
+typedef void fixture_test(struct fixture *f, moe4_isa isa);
+
+/* Every level, either form of call, either compute mode. */
+static void on_every_level(fixture_test *test)
+{
+    for (int32_t i = 0; i < n_levels; i++)
+        for (int j = 0; j < 3; j++) {
+            struct fixture *f = fixture_create(levels[i], j ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
+                                               j == 2 ? MOE4_COMPUTE_MXFP8 : MOE4_COMPUTE_BF16);
+            test(f, levels[i]);
+            fixture_destroy(f);
+        }
+}
+
+static struct call run_again(struct fixture *f, moe4_context *context, const moe4_layer *layer)
+{
+    struct call call = call_create(&f->buffers, &f->config, &f->plan);
+    call_must_run(&f->buffers, context, layer, &call);
+    return call;
+}
+
+/* ---- Threads and pools ---- */
+
+static void check_threads(struct fixture *f, moe4_isa isa)
+{
+    for (int32_t n = 2; n <= 8; n++) {
+        moe4_context *context = context_open(isa, n);
+        moe4_layer *layer = layer_open(context, &f->config, f->experts); /* packed by n threads too */
+        struct call call = run_again(f, context, layer);
+        call_compare(&f->expected, &call);
+        moe4_layer_destroy(layer);
+        moe4_context_destroy(context);
+    }
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    on_every_level(check_threads);
+}
+
+static void run_backwards(void *user, void (*task)(void *, int32_t), void *argument)
+{
+    for (int32_t w = *(int32_t *)user - 1; w >= 0; w--) task(argument, w);
+}
+
+static void check_borrowed_pool(struct fixture *f, moe4_isa isa)
+{
+    int32_t width = 5;
+    moe4_thread_pool pool = {width, run_backwards, &width};
+    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+    moe4_context *context;
+    config.isa = isa;
+    config.pool = &pool;
+    assert_int_equal(moe4_context_create(&config, &context), MOE4_OK);
+    assert_int_equal(moe4_context_describe(context, &info), MOE4_OK);
+    assert_int_equal(info.n_threads, width);
+    struct call call = run_again(f, context, f->layer);
+    call_compare(&f->expected, &call);
+    moe4_context_destroy(context);
+}
+
+static void test_borrowed_pool(void **state)
+{
+    (void)state;
+    on_every_level(check_borrowed_pool);
+}
+
+static void test_fork(void **state)
+{
+    (void)state;
+    struct fixture *f = fixture_create(MOE4_ISA_AUTO, ROUTE_LOGITS_F32, MOE4_COMPUTE_BF16);
+    moe4_context *context = context_open(MOE4_ISA_AUTO, 3);
+    struct call before = run_again(f, context, f->layer), call = call_create(&f->buffers, &f->config, &f->plan);
+    call_compare(&f->expected, &before);
+    pid_t child = fork();
+    if (child == 0) {
+        moe4_status status = call_run(&f->buffers, context, f->layer, &call);
+        int differs = memcmp(call.result.y, f->expected.result.y, call.y_bytes);
+        moe4_context_destroy(context);
+        _exit(status || differs);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    struct call after = run_again(f, context, f->layer);
+    call_compare(&f->expected, &after);
+    moe4_context_destroy(context);
+    fixture_destroy(f);
+}
+
+/* ---- Batches ---- */
+
+/* A call of n of the expected call's tokens, in this order. */
+static struct call take_tokens(struct fixture *f, const int64_t *tokens, int64_t n)
+{
+    struct call_plan plan = f->plan;
+    plan.n_tokens = n;
+    struct call call = call_create(&f->buffers, &f->config, &plan);
+    const struct call *all = &f->expected;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy((uint16_t *)call.batch.x + i * H, (const uint16_t *)all->batch.x + tokens[i] * H, H * 2);
+        if (call.is_routed) {
+            memcpy((float *)call.logits.logits + i * E, (const float *)all->logits.logits + tokens[i] * E, E * 4);
+        } else {
+            memcpy((int32_t *)call.topk.ids + i * A, all->topk.ids + tokens[i] * A, A * 4);
+            memcpy((float *)call.topk.weights + i * A, (const float *)all->topk.weights + tokens[i] * A, A * 4);
+        }
+    }
+    call_must_run(&f->buffers, f->context, f->layer, &call);
+    return call;
+}
+
+static void check_tokens_alone(struct fixture *f, moe4_isa isa)
+{
+    (void)isa;
+    for (int64_t t = 0; t < T; t += 4) {
+        struct call call = take_tokens(f, &t, 1);
+        call_compare_tokens(&f->expected, t, &call, 0);
+    }
+}
+
+static void test_tokens_alone(void **state)
+{
+    (void)state;
+    on_every_level(check_tokens_alone);
+}
+
+/* Batches of many sizes, of tokens drawn at random: the same token among others, elsewhere, twice. */
+static void check_random_batches(struct fixture *f, moe4_isa isa)
+{
+    struct random random = {(uint64_t)isa};
+    for (int64_t n = 2; n < 2 * T; n += 1 + n / 3) {
+        int64_t tokens[2 * T];
+        for (int64_t i = 0; i < n; i++) tokens[i] = random_below(&random, T);
+        struct call call = take_tokens(f, tokens, n);
+        for (int64_t i = 0; i < n; i++) call_compare_tokens(&f->expected, tokens[i], &call, i);
+    }
+}
+
+static void test_random_batches(void **state)
+{
+    (void)state;
+    on_every_level(check_random_batches);
+}
+
+static void check_chunks(struct fixture *f, moe4_isa isa)
+{
+    (void)isa;
+    struct prepared *prepared = f->layer->prepared;
+    static const int64_t sizes[] = {1, 3, 7, 16, 50, T * A - 1};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        prepared->chunk_rows = sizes[i];
+        struct call call = run_again(f, f->context, f->layer);
+        call_compare(&f->expected, &call);
+    }
+}
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    on_every_level(check_chunks);
+}
+
+/* ---- Expert numbers ---- */
+
+static void test_relabelled_experts(void **state)
+{
+    (void)state;
+    struct fixture *f = fixture_create(MOE4_ISA_AUTO, ROUTE_IDS_F32, MOE4_COMPUTE_BF16);
+    moe4_expert experts[E - 1];
+    int32_t map[E];
+    for (int32_t e = 0; e < E - 1; e++) map[e] = (e * 3 + 2) % (E - 1), experts[map[e]] = f->experts[e];
+    moe4_layer *layer = layer_open(f->context, &f->config, experts);
+    struct call call = call_create(&f->buffers, &f->config, &f->plan);
+    int32_t *ids = (int32_t *)call.topk.ids;
+    for (int64_t p = 0; p < call.R; p++)
+        if (ids[p] >= 0 && ids[p] < E - 1) ids[p] = map[ids[p]];
+    call_must_run(&f->buffers, f->context, layer, &call);
+    assert_memory_equal(call.result.y, f->expected.result.y, call.y_bytes);
+    moe4_layer_destroy(layer);
+
+    /* The same by an expert map over the original weights. */
+    moe4_layer_config mapped = f->config;
+    int32_t back[E];
+    for (int32_t e = 0; e < E - 1; e++) back[map[e]] = e;
+    back[E - 1] = -1;
+    mapped.expert_map = back;
+    layer = layer_open(f->context, &mapped, f->experts);
+    call_must_run(&f->buffers, f->context, layer, &call);
+    assert_memory_equal(call.result.y, f->expected.result.y, call.y_bytes);
+    moe4_layer_destroy(layer);
+    fixture_destroy(f);
+}
+
+/* ---- Repetition ---- */
+
+static void test_2000_runs(void **state)
+{
+    (void)state;
+    struct fixture *f = fixture_create(MOE4_ISA_AUTO, ROUTE_LOGITS_F32, MOE4_COMPUTE_BF16);
+    moe4_context *context = context_open(MOE4_ISA_AUTO, 2);
+    struct call call = run_again(f, context, f->layer);
+    for (int i = 0; i < 2000; i++) {
+        memset(call.result.y, i, call.y_bytes);
+        assert_int_equal(moe4_forward_router(context, f->layer, &call.batch, &call.logits, &call.result), MOE4_OK);
+        assert_memory_equal(call.result.y, f->expected.result.y, call.y_bytes);
+    }
+    call_compare(&f->expected, &call);
+    moe4_context_destroy(context);
+    fixture_destroy(f);
+}
+
+/* ---- The floating-point environment ---- */
+
+#if defined(__x86_64__)
+
+/* Subnormals where they can be: in x, in weights' scales, in biases, in the caller's weights. */
+static struct call subnormal_call(struct fixture *f)
+{
+    f->plan.x_dtype = MOE4_DTYPE_F16;
+    f->plan.y_dtype = MOE4_DTYPE_F32;
+    struct call call = call_create(&f->buffers, &f->config, &f->plan);
+    uint16_t *x = (uint16_t *)call.batch.x;
+    for (int64_t i = 0; i < call.T * H; i += 3) x[i] &= 0x83FF;
+    if (!call.is_routed)
+        for (int64_t p = 0; p < call.R; p += 2) ((float *)call.topk.weights)[p] *= 0x1p-130f;
+    return call;
+}
+
+static void set_subnormal_weights(struct fixture *f)
+{
+    f->config.activation = MOE4_ACTIVATION_GEGLU;
+    f->config.limit = (moe4_param)MOE4_PARAM_INIT;
+    for (int32_t l = 0; l < E - 1; l += 2) {
+        memset((uint8_t *)f->experts[l].gate_up.scales, 1, H / 32 * I);
+        for (int64_t h = 0; h < H; h += 2) ((float *)f->experts[l].down.bias)[h] *= 0x1p-127f;
+    }
+}
+
+struct route_output {
+    int32_t ids[T * A];
+    float weights[T * A];
+};
+
+static void run_under(uint32_t mxcsr, struct fixture *f, struct call *call, struct route_output *routed)
+{
+    moe4_routing routing = f->config.routing;
+    moe4_logits logits = MOE4_LOGITS_INIT;
+    moe4_layer *layer = NULL;
+    logits.logits = call->batch.x; /* any numbers */
+    logits.dtype = MOE4_DTYPE_F16;
+    logits.ld = H;
+    routing.method = MOE4_ROUTING_SIGMOID_RENORM;
+    const uint32_t host = _mm_getcsr();
+    _mm_setcsr(mxcsr);
+    moe4_status status = moe4_layer_create(f->context, &f->config, f->experts, &layer);
+    if (!status) status = call_run(&f->buffers, f->context, layer, call);
+    if (!status) status = moe4_route(f->context, &routing, E, T, &logits, NULL, routed->ids, routed->weights);
+    moe4_layer_destroy(layer);
+    const uint32_t after = _mm_getcsr();
+    _mm_setcsr(host);
+    assert_int_equal(status, MOE4_OK);
+    assert_int_equal(after & ~0x3Fu, mxcsr & ~0x3Fu);
+}
+
+static void check_fpenv(struct fixture *f, moe4_isa isa)
+{
+    (void)isa;
+    static const uint32_t hosts[] = {
+        0x9FC0,          /* subnormals flushed, in and out */
+        0x3F80,          /* round down */
+        0x5F80,          /* round up */
+        0x7F80 | 0x8040, /* towards zero, and flushed */
+        0x1F80 & ~0xF80u /* every exception but "inexact" kills */
+    };
+    struct route_output expected_route = {0};
+    set_subnormal_weights(f);
+    struct call expected = subnormal_call(f);
+    run_under(0x1F80, f, &expected, &expected_route);
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+        struct route_output routed = {0};
+        struct call call = subnormal_call(f);
+        run_under(hosts[i], f, &call, &routed);
+        call_compare(&expected, &call);
+        assert_memory_equal(&routed, &expected_route, sizeof routed);
+    }
+}
+
+static void test_fpenv(void **state)
+{
+    (void)state;
+    on_every_level(check_fpenv);
+}
+
+#endif
+
+int main(void)
+{
+    n_levels = isa_levels(levels);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_borrowed_pool),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_tokens_alone),
+        cmocka_unit_test(test_random_batches),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_relabelled_experts),
+        cmocka_unit_test(test_2000_runs),
+#if defined(__x86_64__)
+        cmocka_unit_test(test_fpenv),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

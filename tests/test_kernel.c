@@ -1,0 +1,296 @@
+/* Every GEMM kernel this CPU can run against the oracle: per element, bit for bit where sums are exact, whatever the
+ * number of tokens; and the row loops, whose bits are the same on every level. */
+#include <setjmp.h>
+#include <stdarg.h> /* for cmocka.h, as the next two */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/rows.h"
+#include "cpu/layout.h"
+#include "fixture.h"
+#include "ref.h"
+
+static const struct kernel *kernels[MAX_LEVELS];
+static int32_t n_kernels;
+
+/* A panel of 64 rows, and rows of x. */
+struct problem {
+    struct buffers buffers;
+    int64_t K;
+    moe4_matrix matrix; /* [64, K] */
+    const uint8_t *panel;
+    uint16_t *x; /* [n_tokens, K] bf16 */
+    int32_t n_tokens;
+};
+
+static const uint8_t *pack(struct buffers *buffers, const moe4_matrix *matrix, int64_t K)
+{
+    const struct row_order order = {PANEL_PLAIN, MOE4_GATE_UP_NONE, PANEL_ROWS, PANEL_ROWS};
+    float bias[PANEL_ROWS];
+    uint8_t *panel = buffers_allocate(buffers, (size_t)(K / 32 * PANEL_BLOCK_BYTES));
+    layout_pack_panel(matrix, K, &order, 0, panel, bias);
+    return panel;
+}
+
+static struct problem problem_create(enum weight_data data, int64_t K, int32_t n_tokens)
+{
+    struct problem p = {.buffers = {BUFFERS_GUARD_AFTER, NULL}, .K = K, .n_tokens = n_tokens};
+    struct random random = {(uint64_t)(K * 100 + n_tokens)};
+    moe4_layer_config config = layer_config(PANEL_ROWS, K, 1, 1);
+    struct weight_plan plan = {.data = data, .seed = random_bits(&random)};
+    p.matrix = weights_expert(&p.buffers, &config, &plan, 0).down;
+    p.panel = pack(&p.buffers, &p.matrix, K);
+    p.x = buffers_allocate(&p.buffers, (size_t)(n_tokens * K) * sizeof *p.x);
+    for (int64_t i = 0; i < n_tokens * K; i++)
+        p.x[i] = ref_to_bf16(data == WEIGHTS_EXACT ? (double)random_below(&random, 5) - 2
+                                                   : random_normal(&random) * (i % 100 == 17 ? 20 : 1));
+    return p;
+}
+
+static void problem_release(struct problem *p)
+{
+    buffers_release(&p->buffers);
+}
+
+/* Runs a kernel on tokens first .. first+n-1, packed as kernels want them, to sums [n][64] that nothing follows. */
+static float *run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n)
+{
+    uint16_t *packed = buffers_allocate(&p->buffers, (size_t)(n * p->K) * sizeof *packed);
+    float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
+    for (int64_t k = 0; k < p->K; k++)
+        for (int32_t t = 0; t < n; t++) packed[(k / 2 * n + t) * 2 + k % 2] = p->x[(first + t) * p->K + k];
+    kernel->gemm_tile(p->panel, p->K / 32, packed, n, sums);
+    return sums;
+}
+
+/* value and magnitude [n_tokens][64] by the oracle. */
+static void solve(const struct problem *p, double *value, double *magnitude)
+{
+    double *x = calloc((size_t)(p->n_tokens * p->K), sizeof *x);
+    for (int64_t i = 0; i < p->n_tokens * p->K; i++) x[i] = ref_bf16(p->x[i]);
+    ref_gemm(&p->matrix, PANEL_ROWS, p->K, x, p->n_tokens, value, magnitude);
+    free(x);
+}
+
+static const int64_t lengths[] = {32, 64, 96, 160, 544, 2880};
+
+static void test_bounds(void **state)
+{
+    (void)state;
+    double value[TILE_TOKENS * PANEL_ROWS], magnitude[TILE_TOKENS * PANEL_ROWS];
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int32_t n = 1; n <= TILE_TOKENS; n++) {
+            struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], n);
+            solve(&p, value, magnitude);
+            for (int32_t k = 0; k < n_kernels; k++) {
+                const float *sums = run(kernels[k], &p, 0, n);
+                for (int32_t j = 0; j < n * PANEL_ROWS; j++) {
+                    double bound = ref_gemm_bound(p.K, 1, 0x1p-24, magnitude[j], 0);
+                    if (!(fabs((double)sums[j] - value[j]) <= bound))
+                        fail_msg("%s, K %lld, %d tokens: sum %d is %.9g, expected %.9g +- %g", kernels[k]->name,
+                                 (long long)p.K, n, j, (double)sums[j], value[j], bound);
+                }
+            }
+            problem_release(&p);
+        }
+}
+
+static void test_exact_sums(void **state)
+{
+    (void)state;
+    double value[TILE_TOKENS * PANEL_ROWS], magnitude[TILE_TOKENS * PANEL_ROWS];
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int32_t n = 1; n <= TILE_TOKENS; n++) {
+            struct problem p = problem_create(WEIGHTS_EXACT, lengths[i], n);
+            solve(&p, value, magnitude);
+            for (int32_t k = 0; k < n_kernels; k++) {
+                const float *sums = run(kernels[k], &p, 0, n);
+                for (int32_t j = 0; j < n * PANEL_ROWS; j++) {
+                    assert_true(magnitude[j] < 0x1p22); /* multiples of 1/4: exact in f32 */
+                    if ((double)sums[j] != value[j])
+                        fail_msg("%s, K %lld, %d tokens: sum %d is %.9g, exactly %.9g", kernels[k]->name,
+                                 (long long)p.K, n, j, (double)sums[j], value[j]);
+                }
+            }
+            problem_release(&p);
+        }
+}
+
+/* A token's sums do not depend on the tile it is in. */
+static void test_same_bits_in_any_tile(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int32_t k = 0; k < n_kernels; k++) {
+            struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], TILE_TOKENS);
+            const float *all = run(kernels[k], &p, 0, TILE_TOKENS);
+            for (int32_t n = 1; n < TILE_TOKENS; n++)
+                for (int32_t first = 0; first + n <= TILE_TOKENS; first += n) {
+                    const float *sums = run(kernels[k], &p, first, n);
+                    assert_memory_equal(sums, all + first * PANEL_ROWS, (size_t)n * PANEL_ROWS * sizeof *sums);
+                }
+            problem_release(&p);
+        }
+}
+
+/* One weight that is not zero, at every place: it meets its own x and reaches its own sum. */
+static void test_one_hot_weights(void **state)
+{
+    (void)state;
+    enum { K = 64, N = 3 };
+    uint8_t codes[PANEL_ROWS * K / 2], scales[PANEL_ROWS * K / 32];
+    struct problem p = {.buffers = {BUFFERS_PLAIN, NULL}, .K = K, .n_tokens = N};
+    p.matrix = (moe4_matrix){codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE};
+    p.x = buffers_allocate(&p.buffers, N * K * sizeof *p.x);
+    for (int i = 0; i < N * K; i++) p.x[i] = ref_to_bf16(i + 1); /* distinct, exact */
+    for (int i = 0; i < PANEL_ROWS * K / 32; i++) scales[i] = (uint8_t)(120 + i % 16);
+    memset(codes, 0, sizeof codes);
+    struct buffers kept = p.buffers;
+    for (int row = 0; row < PANEL_ROWS; row++)
+        for (int k = 0; k < K; k++) {
+            set_code(codes + row * K / 2, k, (unsigned)(1 + (row + k) % 7));
+            p.buffers = (struct buffers){BUFFERS_PLAIN, NULL};
+            p.panel = pack(&p.buffers, &p.matrix, K);
+            for (int32_t j = 0; j < n_kernels; j++) {
+                const float *sums = run(kernels[j], &p, 0, N);
+                for (int t = 0; t < N; t++)
+                    for (int r = 0; r < PANEL_ROWS; r++) {
+                        double expected = r == row ? ref_weight(&p.matrix, K, row, k) * ref_bf16(p.x[t * K + k]) : 0;
+                        if ((double)sums[t * PANEL_ROWS + r] != expected)
+                            fail_msg("%s: weight (%d, %d): sum (%d, %d) is %g, expected %g", kernels[j]->name, row, k,
+                                     t, r, (double)sums[t * PANEL_ROWS + r], expected);
+                    }
+            }
+            buffers_release(&p.buffers);
+            set_code(codes + row * K / 2, k, 0);
+        }
+    buffers_release(&kept);
+}
+
+static int same_bits(float a, float b)
+{
+    return isnan(a) ? isnan(b) : memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* Each of the 16 codes under each scale byte, at every k, among zeros and times 1: the weight itself, bit for bit. */
+static void test_all_scales_and_codes(void **state)
+{
+    (void)state;
+    uint8_t codes[PANEL_ROWS * BLOCK_BYTES], scales[PANEL_ROWS];
+    struct problem p = {.K = BLOCK_SIZE, .n_tokens = 1, .matrix = {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE}};
+    uint16_t ones[BLOCK_SIZE];
+    for (int k = 0; k < BLOCK_SIZE; k++) ones[k] = 0x3F80;
+    p.x = ones;
+    for (int i = 0; i < 256 * 8; i++) {
+        int scale = i / 8, is_fast = scale >= SCALE_FAST_MIN && scale <= SCALE_FAST_MAX;
+        memset(codes, 0, sizeof codes);
+        memset(scales, scale, sizeof scales);
+        for (int row = 0; row < PANEL_ROWS; row++)
+            set_code(codes + row * BLOCK_BYTES, row / 16 * 8 + i % 8, (unsigned)row % 16);
+        p.buffers = (struct buffers){BUFFERS_PLAIN, NULL};
+        p.panel = pack(&p.buffers, &p.matrix, p.K);
+        for (int32_t j = 0; j < n_kernels; j++) {
+            if (!is_fast && kernels[j] != kernel_exact()) continue;
+            const float *sums = run(kernels[j], &p, 0, 1);
+            for (int row = 0; row < PANEL_ROWS; row++) {
+                float expected = (float)ref_weight(&p.matrix, p.K, row, row / 16 * 8 + i % 8) + 0.0f; /* no -0 */
+                if (!same_bits(sums[row], expected))
+                    fail_msg("%s: scale %d, code %d: %g, expected %g", kernels[j]->name, scale, row % 16,
+                             (double)sums[row], (double)expected);
+            }
+        }
+        buffers_release(&p.buffers);
+    }
+}
+
+/* A NaN or an infinity in x: what it meets becomes NaN or infinite, zero weights included; other tokens do not. */
+static void test_nonfinite_x(void **state)
+{
+    (void)state;
+    static const uint16_t values[] = {0x7FC0, 0x7F80, 0xFF80};
+    for (size_t v = 0; v < sizeof values / sizeof *values; v++)
+        for (int32_t j = 0; j < n_kernels; j++) {
+            struct problem p = problem_create(WEIGHTS_ORDINARY, 96, 3);
+            double value[3 * PANEL_ROWS];
+            p.x[p.K + 37] = values[v];
+            solve(&p, value, NULL);
+            const float *sums = run(kernels[j], &p, 0, 3);
+            for (int i = 0; i < 3 * PANEL_ROWS; i++)
+                if (isnan(value[i])   ? !isnan(sums[i])
+                    : isinf(value[i]) ? sums[i] != (float)value[i]
+                                      : !isfinite(sums[i]))
+                    fail_msg("%s: sum %d is %g, expected %g", kernels[j]->name, i, (double)sums[i], value[i]);
+            problem_release(&p);
+        }
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    assert_ptr_equal(kernel_exact(), &kernel_c);
+    assert_ptr_equal(kernel_best(MOE4_ISA_C), &kernel_c);
+#if defined(__x86_64__)
+    assert_ptr_equal(kernel_best(MOE4_ISA_AVX2), &kernel_avx2);
+    assert_ptr_equal(kernel_best(MOE4_ISA_AVX512), &kernel_avx512);
+    assert_ptr_equal(kernel_best(MOE4_ISA_AVX512_BF16), &kernel_avx512_bf16);
+#endif
+}
+
+/* ---- Row loops ---- */
+
+static void check_row_loops(const struct row_kernels *loops, int64_t n)
+{
+    struct random random = {(uint64_t)n};
+    struct buffers buffers = {BUFFERS_GUARD_AFTER, NULL};
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *x = buffers_allocate(&buffers, bytes), *w = buffers_allocate(&buffers, bytes);
+    uint16_t *z = buffers_allocate(&buffers, (size_t)n * sizeof *z);
+    double value = 0, magnitude = 0;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = (float)random_normal(&random);
+        w[i] = (float)random_normal(&random);
+        z[i] = ref_to_bf16(random_normal(&random));
+        value += (double)x[i] * w[i];
+        magnitude += fabs((double)x[i] * w[i]);
+    }
+    float dot = loops->dot(x, w, n);
+    assert_true(same_bits(dot, rows_c.dot(x, w, n)));
+    assert_true(fabs((double)dot - value) <= ref_gemm_bound(n, 1, 0x1p-24, magnitude, 0));
+    float *sum = buffers_copy(&buffers, x, bytes);
+    loops->combine(sum, z, w[0], n);
+    for (int64_t i = 0; i < n; i++) assert_true(same_bits(sum[i], fmaf(w[0], (float)ref_bf16(z[i]), x[i])));
+    buffers_release(&buffers);
+}
+
+static void test_row_loops(void **state)
+{
+    (void)state;
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n_levels = isa_levels(levels);
+    for (int32_t i = 0; i < n_levels; i++)
+        for (int64_t n = 1; n < 300; n += 1 + n / 40) check_row_loops(row_kernels_for(levels[i]), n);
+}
+
+int main(void)
+{
+    moe4_isa levels[MAX_LEVELS];
+    n_kernels = isa_levels(levels);
+    for (int32_t i = 0; i < n_kernels; i++) kernels[i] = kernel_best(levels[i]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_exact_sums),
+        cmocka_unit_test(test_same_bits_in_any_tile),
+        cmocka_unit_test(test_one_hot_weights),
+        cmocka_unit_test(test_all_scales_and_codes),
+        cmocka_unit_test(test_nonfinite_x),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_row_loops),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,248 @@
+/* The thread pool: every worker exactly once a round, whatever the width; made to run under a thread sanitizer too. */
+#include <setjmp.h>
+#include <stdarg.h> /* for cmocka.h, as the next two */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "cpu/pool.h"
+#include "fixture.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+enum { MAX_WIDTH = 64 };
+
+struct job {
+    int64_t n_calls[MAX_WIDTH]; /* plain: rounds must follow each other, not only atomics */
+    int64_t sum;                /* of all n_calls, as worker 0 saw it a round ago */
+    int32_t width;
+};
+
+static void count_task(void *argument, int32_t worker)
+{
+    struct job *job = argument;
+    if (worker >= 0 && worker < job->width) job->n_calls[worker]++;
+}
+
+/* Reads what every worker wrote in the round before. */
+static void sum_task(void *argument, int32_t worker)
+{
+    struct job *job = argument;
+    if (worker) return;
+    job->sum = 0;
+    for (int32_t w = 0; w < job->width; w++) job->sum += job->n_calls[w];
+}
+
+static void run_rounds(struct pool *pool, int32_t n_rounds)
+{
+    struct job job = {.width = pool_width(pool)};
+    for (int32_t round = 1; round <= n_rounds; round++) {
+        pool_run(pool, count_task, &job);
+        pool_run(pool, sum_task, &job);
+        assert_int_equal(job.sum, (int64_t)round * job.width);
+    }
+    for (int32_t w = 0; w < job.width; w++) assert_int_equal(job.n_calls[w], n_rounds);
+}
+
+static void test_widths(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    for (int32_t width = 1; width <= 9; width++) {
+        struct pool *pool = pool_create(&allocator, width);
+        assert_non_null(pool);
+        assert_int_equal(pool_width(pool), width);
+        run_rounds(pool, width <= pool_available_cpus() ? 20000 : 1000);
+        pool_destroy(pool);
+    }
+}
+
+static void test_far_more_threads_than_cpus(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    struct pool *pool = pool_create(&allocator, MAX_WIDTH);
+    assert_non_null(pool);
+    run_rounds(pool, 200);
+    pool_destroy(pool);
+}
+
+/* Rounds that come late find the threads asleep. */
+static void test_pauses_between_rounds(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    struct pool *pool = pool_create(&allocator, 3);
+    struct job job = {.width = 3};
+    for (int round = 0; round < 50; round++) {
+        pool_run(pool, count_task, &job);
+        usleep(round % 5 * 200);
+    }
+    for (int32_t w = 0; w < 3; w++) assert_int_equal(job.n_calls[w], 50);
+    pool_destroy(pool);
+}
+
+static void test_destroyed_at_once(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    for (int i = 0; i < 300; i++) {
+        struct pool *pool = pool_create(&allocator, 1 + i % 5);
+        if (i % 2) run_rounds(pool, 1);
+        pool_destroy(pool);
+    }
+    pool_destroy(NULL);
+}
+
+static void test_default_width(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    struct pool *pool = pool_create(&allocator, 0);
+    assert_int_equal(pool_width(pool), pool_available_cpus());
+    assert_true(pool_available_cpus() >= 1);
+    run_rounds(pool, 10);
+    pool_destroy(pool);
+}
+
+/* ---- A caller's threads ---- */
+
+/* Runs the workers backwards, in threads of its own, counting the rounds. */
+struct backwards {
+    int32_t width, n_rounds;
+    void (*task)(void *, int32_t);
+    void *argument;
+};
+
+struct backwards_worker {
+    const struct backwards *pool;
+    int32_t worker;
+};
+
+static void *backwards_main(void *argument)
+{
+    const struct backwards_worker *self = argument;
+    self->pool->task(self->pool->argument, self->worker);
+    return NULL;
+}
+
+static void backwards_run(void *user, void (*task)(void *, int32_t), void *argument)
+{
+    struct backwards *pool = user;
+    pthread_t threads[MAX_WIDTH];
+    struct backwards_worker workers[MAX_WIDTH];
+    pool->task = task;
+    pool->argument = argument;
+    pool->n_rounds++;
+    for (int32_t w = pool->width - 1; w >= 0; w--) {
+        workers[w] = (struct backwards_worker){pool, w};
+        if (pthread_create(&threads[w], NULL, backwards_main, &workers[w])) abort();
+    }
+    for (int32_t w = 0; w < pool->width; w++) pthread_join(threads[w], NULL);
+}
+
+static void test_borrowed_threads(void **state)
+{
+    (void)state;
+    struct test_allocator memory;
+    test_allocator_init(&memory);
+    struct backwards backwards = {.width = 4};
+    moe4_thread_pool threads = {4, backwards_run, &backwards};
+    struct pool *pool = pool_borrow(&memory.allocator, &threads);
+    assert_int_equal(pool_width(pool), 4);
+    run_rounds(pool, 25);
+    assert_int_equal(backwards.n_rounds, 50);
+    pool_destroy(pool);
+    assert_int_equal(memory.n_live, 0);
+    assert_int_equal(memory.live_bytes, 0);
+}
+
+/* ---- The floating-point environment ---- */
+
+#if defined(__x86_64__)
+static void check_fpenv_task(void *argument, int32_t worker)
+{
+    uint32_t *seen = argument;
+    seen[worker] = _mm_getcsr() & ~0x3Fu; /* without the sticky flags */
+}
+
+static void test_default_fpenv_in_every_worker(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    const uint32_t host = _mm_getcsr(), odd = 0xFFC0 & ~0x1000u; /* FTZ, DAZ, upwards, one exception unmasked */
+    struct pool *pool = pool_create(&allocator, 3);
+    uint32_t seen[3] = {0};
+    _mm_setcsr(odd);
+    pool_run(pool, check_fpenv_task, seen);
+    uint32_t after = _mm_getcsr();
+    _mm_setcsr(host);
+    assert_int_equal(after, odd);
+    for (int w = 0; w < 3; w++) assert_int_equal(seen[w], 0x1F80);
+    pool_destroy(pool);
+}
+#endif
+
+/* ---- fork ---- */
+
+#if defined(__SANITIZE_THREAD__)
+#define HAS_FORK 0 /* the sanitizer does not follow a fork of a process with threads */
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HAS_FORK 0
+#endif
+#endif
+#ifndef HAS_FORK
+#define HAS_FORK 1
+#endif
+
+#if HAS_FORK
+static void test_child_has_no_threads_but_works(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    struct pool *pool = pool_create(&allocator, 3);
+    run_rounds(pool, 10);
+    pid_t child = fork();
+    if (child == 0) {
+        struct job job = {.width = 3};
+        for (int i = 0; i < 5; i++) pool_run(pool, count_task, &job);
+        pool_destroy(pool);
+        _exit(job.n_calls[0] == 5 && job.n_calls[1] == 5 && job.n_calls[2] == 5 ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    run_rounds(pool, 10); /* the parent still has its own */
+    pool_destroy(pool);
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_widths),
+        cmocka_unit_test(test_far_more_threads_than_cpus),
+        cmocka_unit_test(test_pauses_between_rounds),
+        cmocka_unit_test(test_destroyed_at_once),
+        cmocka_unit_test(test_default_width),
+        cmocka_unit_test(test_borrowed_threads),
+#if defined(__x86_64__)
+        cmocka_unit_test(test_default_fpenv_in_every_worker),
+#endif
+#if HAS_FORK
+        cmocka_unit_test(test_child_has_no_threads_but_works),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
