@@ -49,7 +49,7 @@ enum : int {
 
 template <int N> struct width {
     static constexpr bool narrow = N <= NARROW;
-    static constexpr int rows = narrow ? NARROW : MAX_TOKENS; /* that a stage has room for */
+    static constexpr int rows = narrow ? (int)NARROW : (int)MAX_TOKENS; /* that a stage has room for */
     static constexpr int steps = narrow ? NARROW_STEPS : WIDE_STEPS;
     static constexpr int group = narrow ? 2 : 1; /* steps that are decoded, then multiplied, together */
     static constexpr int x_bytes = narrow ? NARROW_X : WIDE_X;
@@ -103,6 +103,12 @@ struct fill_source {
     uint32_t to; /* of the first chunk in a step's rows */
 };
 
+/* Stages that take their weights before the kernel's predecessor is over, weights being no work of its. */
+struct head_start {
+    bool wanted;
+    int n_stages; /* whose weights are under way */
+};
+
 /* Rows of 128 bytes have their chunks exchanged by the row's low three bits: wgmma's 128-byte swizzle.  What lies in
  * rows past the tile's end only reaches columns that nobody stores. */
 static __device__ __forceinline__ fill_source source_of(const gemm_call &call, const gemm_item &item)
@@ -148,26 +154,43 @@ static __device__ __forceinline__ void fill_zeros(const gemm_call &call, uint32_
     for (int at = (int)threadIdx.x * 16; at < bytes; at += WARPGROUP * 16) copy16_if(true, to + at, call.weights, 0);
 }
 
-/* All stages of an item. */
-template <int width_class>
-static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
-                                                 const gemm_item &item)
+/* One thread's bulk copies of all warpgroups' weights of a stage. */
+template <class W>
+static __device__ __forceinline__ void fill_weights(const gemm_call &call, const gemm_ring &ring, fill_source &from,
+                                                    int stage, int step)
 {
-    using W = width<width_class>;
+    const int left = call.n_steps - step;
+    const uint32_t full = ring.full + stage * 8, bytes = (left < W::steps ? left : W::steps) * CUDA_STEP_BYTES;
+    barrier_expect(full, G * bytes);
+#pragma unroll
+    for (int w = 0; w < G; w++) {
+        bulk_copy(ring.stages + stage * STAGE_BYTES + W::weights + w * W::steps * CUDA_STEP_BYTES, from.weights[w],
+                  bytes, full);
+        from.weights[w] += W::steps * CUDA_STEP_BYTES;
+    }
+}
+
+/* All stages of an item. */
+template <class W>
+static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                 const gemm_item &item, head_start &ahead)
+{
     constexpr int passes = W::rows / GATHER_ROWS, tile_bytes = W::steps * CUDA_STEP_BYTES;
     fill_source from = source_of(call, item);
+    if (ahead.wanted) { /* the block's first item: every stage is empty */
+        for (int step = 0; step < call.n_steps && ahead.n_stages < STAGES; step += W::steps, ahead.n_stages++)
+            if (threadIdx.x == 0) fill_weights<W>(call, ring, from, ahead.n_stages, step);
+        wait_for_predecessors();
+        ahead.wanted = false;
+    }
     for (int step = 0; step < call.n_steps; step += W::steps, at.advance()) {
         const uint32_t stage = ring.stages + at.stage * STAGE_BYTES, full = ring.full + at.stage * 8;
         const int left = call.n_steps - step, bytes = left < W::steps ? left * CUDA_STEP_BYTES : tile_bytes;
         barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
-        if (threadIdx.x == 0) {
-            barrier_expect(full, G * bytes);
-#pragma unroll
-            for (int w = 0; w < G; w++) {
-                bulk_copy(stage + W::weights + w * tile_bytes, from.weights[w], bytes, full);
-                from.weights[w] += tile_bytes;
-            }
-        }
+        if (ahead.n_stages > 0)
+            ahead.n_stages--;
+        else if (threadIdx.x == 0)
+            fill_weights<W>(call, ring, from, at.stage, step);
         fill_x<passes, W::steps, W::x_bytes>(call, from, step, stage);
 #pragma unroll
         for (int w = 0; w < G; w++)
@@ -179,15 +202,17 @@ static __device__ __forceinline__ void fill_item(const gemm_call &call, const ge
 static __device__ void produce(const gemm_call &call, const gemm_ring &ring)
 {
     ring_position at;
+    head_start ahead = {call.tiles_are_old != 0, 0};
     const int n_items = *call.n_token_tiles * item_groups(call);
     for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
         gemm_item item = item_at(call, index);
         if (item.tokens.n_rows <= NARROW)
-            fill_item<NARROW>(call, ring, at, item);
+            fill_item<width<NARROW>>(call, ring, at, item, ahead);
         else
-            fill_item<MAX_TOKENS>(call, ring, at, item);
+            fill_item<width<MAX_TOKENS>>(call, ring, at, item, ahead);
     }
-    copy_wait_all(); /* shared memory must outlive the copies */
+    if (ahead.wanted) wait_for_predecessors(); /* without an item, too: whoever waits for this kernel waits for them */
+    copy_wait_all();                           /* shared memory must outlive the copies */
 }
 
 /* ---- Consumers -------------------------------------------------------------------------------------------------- */
@@ -376,6 +401,8 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_cons
         }
         barrier_init_fence();
     }
+    if (!call.tiles_are_old) wait_for_predecessors();
+    launch_dependents();
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         registers_lower<PRODUCER_REGISTERS>();

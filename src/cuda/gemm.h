@@ -27,6 +27,7 @@ struct gemm_call {
     const int32_t *row_source; /* [rows] row of x behind each routed row; NULL = the same */
     const struct token_tile *token_tiles;
     const int32_t *n_token_tiles;
+    int32_t tiles_are_old; /* 1 = the kernel before this one did not write them, only x: weights need not wait for it */
 
     uint16_t *out; /* bf16 [rows, columns], ldout even */
     int64_t ldout;

@@ -169,8 +169,8 @@ setup prepare(bool fill)
     float *unit = device_copy(std::vector<float>(L, 1.0f));
     activation_params *params = device_copy(std::vector<activation_params>(L, {1.702f, 1.0f, 7.0f}));
     s.gate_up = {w1, device_copy(s.bias1), unit, params, tiles1, STEPS, H, device_copy(s.x), H,
-                 nullptr, nullptr, nullptr, s.v, I, I};
-    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, s.z, H, H};
+                 nullptr, nullptr, nullptr, 0, s.v, I, I};
+    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, 0, s.z, H, H};
     for (auto *kernel : {gate_up_kernel, down_kernel})
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GEMM_SHARED_BYTES), "shared");
     check(cudaDeviceSynchronize(), "setup");

@@ -44,7 +44,8 @@ enum {
     CUDA_GATED_COLUMNS = 32,   /* columns of I that a gated tile yields */
     CUDA_SCALE_OFFSET = 126,   /* stored byte = E8M0 byte - base + this */
     CUDA_SCALE_MIN = 2,        /* of E8M0 byte - base, for exact decoding */
-    CUDA_SCALE_MAX = 128
+    CUDA_SCALE_MAX = 128,
+    CUDA_RAW_BASE = CUDA_SCALE_OFFSET /* stores E8M0 bytes as they are: experts that take the exact kernel */
 };
 
 /* What it takes to find a tile's rows in a checkpoint matrix. */
@@ -61,8 +62,8 @@ int64_t cuda_step_count(int64_t K);
 /* The matrix row behind row r of a tile; -1 where the tile is padding. */
 int64_t cuda_source_row(const struct cuda_row_order *order, int64_t tile, int32_t r);
 
-/* The base that lets a matrix [rows, K] be decoded exactly, or -1 where none does: the largest scale of a block that is
- * not all zeros decides. */
+/* The base that lets a matrix [rows, K] be decoded exactly, or -1 where none does: the scales of blocks that are not all
+ * zeros decide. */
 int32_t cuda_scale_base(const moe4_matrix *matrix, int64_t rows, int64_t K);
 
 /* Packs a tile of an MXFP4 matrix [.., K] and its biases (64 floats, 0 where there is none). */
