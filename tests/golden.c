@@ -100,12 +100,23 @@ void golden_file_close(golden_file *file)
     free(file);
 }
 
-const golden_tensor *golden_find(const golden_file *file, const char *name)
+const golden_tensor *golden_look(const golden_file *file, const char *name)
 {
     for (size_t i = 0; i < file->n_tensors; i++)
         if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i].tensor;
-    fail_msg("there is no tensor %s", name);
     return NULL;
+}
+
+const golden_tensor *golden_find(const golden_file *file, const char *name)
+{
+    const golden_tensor *tensor = golden_look(file, name);
+    if (!tensor) fail_msg("there is no tensor %s", name);
+    return tensor;
+}
+
+const char *golden_metadata(const golden_file *file, const char *key)
+{
+    return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
 }
 
 const void *golden_data(const golden_file *file, const char *name, const char *dtype, int64_t n_elements)

@@ -23,6 +23,12 @@ void golden_file_close(golden_file *file);
 
 const golden_tensor *golden_find(const golden_file *file, const char *name);
 
+/* NULL if there is none of that name. */
+const golden_tensor *golden_look(const golden_file *file, const char *name);
+
+/* A string of the file's metadata; NULL if it has no such key. */
+const char *golden_metadata(const golden_file *file, const char *key);
+
 /* The data of tensor `name`, which must be of this dtype and number of elements. */
 const void *golden_data(const golden_file *file, const char *name, const char *dtype, int64_t n_elements);
 

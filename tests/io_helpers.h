@@ -49,6 +49,15 @@ const char *scratch_write(struct scratch *scratch, const char *name, const void 
 /* The number of entries in the folder. */
 int scratch_count(const struct scratch *scratch);
 
+/* Both, as a test's state; what every test of files begins and ends with. */
+struct fixture {
+    struct test_context test;
+    struct scratch scratch;
+};
+int fixture_setup(void **state);
+int fixture_teardown(void **state);
+#define FILE_TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
 /* A whole file; free it. */
 unsigned char *load_bytes(const char *path, size_t *n_bytes);
 

@@ -3,7 +3,8 @@
  *   equal         all elements are the same number
  *   rounded       at least 99 % are; the others (bf16) are one step apart
  *   frobenius=E   |first - second| / |second| is at most E
- *   rows=E        the same of matrices whose rows may be in any order */
+ *   rows=E        the same of matrices whose rows may be in any order
+ *   begins, ends  the first tensor is equal to the beginning, or to the end, of the second */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +89,7 @@ static int matches(const char *rule, const struct values *first, const struct va
     error = norm > 0 ? sqrt(error / norm) : sqrt(error);
     fprintf(stderr, "%lld of %lld elements differ, %lld by more than a step of bf16, relative error %.3g\n",
             (long long)n_different, (long long)second->count, (long long)n_far, error);
-    if (!strcmp(rule, "equal")) return n_different == 0;
+    if (!strcmp(rule, "equal") || !strcmp(rule, "begins") || !strcmp(rule, "ends")) return n_different == 0;
     if (!strcmp(rule, "rounded")) return n_different * 100 <= second->count && n_far == 0;
     if (!strncmp(rule, "frobenius=", 10) || !strncmp(rule, "rows=", 5))
         return error <= strtod(strchr(rule, '=') + 1, NULL); /* false for NaN */
@@ -106,7 +107,12 @@ int main(int argc, char **argv)
         rows_sort(&first);
         rows_sort(&second);
     }
-    int good = first.count == second.count && first.count && matches(argv[1], &first, &second);
+    struct values part = second;
+    if ((!strcmp(argv[1], "begins") || !strcmp(argv[1], "ends")) && first.count < second.count) {
+        part.count = first.count;
+        if (argv[1][0] == 'e') part.numbers += second.count - first.count;
+    }
+    int good = first.count == part.count && first.count && matches(argv[1], &first, &part);
     if (!good) fprintf(stderr, "%s of %s does not match %s of %s (%s)\n", argv[3], argv[2], argv[5], argv[4], argv[1]);
     free(first.numbers);
     free(second.numbers);

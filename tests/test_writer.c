@@ -10,29 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct fixture {
-    struct test_context test;
-    struct scratch scratch;
-};
-
-static int setup(void **state)
-{
-    struct fixture *fixture = calloc(1, sizeof *fixture);
-    context_start(&fixture->test);
-    scratch_create(&fixture->scratch);
-    *state = fixture;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct fixture *fixture = *state;
-    context_end(&fixture->test);
-    scratch_remove(&fixture->scratch);
-    free(fixture);
-    return 0;
-}
-
 static const moe4_tensor two[] = {
     {.name = "z\"\\\n\xc3\xa9", .dtype = "U8", .rank = 2, .shape = {2, 3}},
     {.name = "a", .dtype = "BF16", .rank = 1, .shape = {4}},
@@ -336,19 +313,18 @@ static void test_failing_allocations(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_exact_bytes),
-        TEST(test_read_back),
-        TEST(test_alignment),
-        TEST(test_refused_descriptions),
-        TEST(test_huge_total_is_refused),
-        TEST(test_refused_writes),
-        TEST(test_old_file_stays),
-        TEST(test_permissions),
-        TEST(test_impossible_places),
-        TEST(test_full_disk),
-        TEST(test_failing_allocations),
+        FILE_TEST(test_exact_bytes),
+        FILE_TEST(test_read_back),
+        FILE_TEST(test_alignment),
+        FILE_TEST(test_refused_descriptions),
+        FILE_TEST(test_huge_total_is_refused),
+        FILE_TEST(test_refused_writes),
+        FILE_TEST(test_old_file_stays),
+        FILE_TEST(test_permissions),
+        FILE_TEST(test_impossible_places),
+        FILE_TEST(test_full_disk),
+        FILE_TEST(test_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,10 +14,8 @@
 static inline float e4m3_to_f32(uint8_t code)
 {
     uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7Fu;
-    if (magnitude == 0x7F) return f32_from_bits(sign | 0x7FC00000u);
-    if (magnitude >= 8) return f32_from_bits(sign | ((magnitude << 20) + (120u << 23)));
-    float value = (float)magnitude * 0x1p-9f;
-    return sign ? -value : value;
+    float value = f32_from_bits(magnitude << 20) * 0x1p120f; /* exact, from a subnormal f32 where the code is one */
+    return f32_from_bits(sign | (magnitude == 0x7F ? 0x7FC00000u : f32_bits(value)));
 }
 
 /* Nearest e4m3, ties to even, of a finite value; what is above 448 becomes 448. */

@@ -9,7 +9,7 @@
 #include "cpu/pool.h"
 #include "tuning.h"
 
-enum { SMALLEST_TILE_TOKENS = 4, DEFAULT_CLAIM_SHARE = 6 };
+enum { SMALLEST_TILE_TOKENS = 4, DEFAULT_CLAIM_SHARE = 6, MOST_ITEMS = 1 << 30 };
 
 /* ---- Workspace
  * ------------------------------------------------------------------------------------------------------- */
@@ -28,10 +28,8 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
                          struct workspace_plan *plan)
 {
     const struct prepared *prepared = layer->prepared;
-    int64_t slots, largest_chunk = prepared->chunk_rows / top_k > 0 ? prepared->chunk_rows / top_k : 1;
-    if (n_tokens > INT32_MAX || !i64_multiply(n_tokens, top_k, &slots))
-        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)n_tokens,
-                            INT32_MAX);
+    const int64_t slots = n_tokens * top_k; /* n_tokens <= INT32_MAX: cpu_supports */
+    const int64_t largest_chunk = prepared->chunk_rows / top_k > 0 ? prepared->chunk_rows / top_k : 1;
     *plan = (struct workspace_plan){.chunk_tokens = n_tokens < largest_chunk ? n_tokens : largest_chunk};
     plan->chunk_rows = plan->chunk_tokens * top_k;
     plan->max_active = layer->L < plan->chunk_rows ? layer->L : plan->chunk_rows;
@@ -45,6 +43,8 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->slot_of_row = reserve(plan, plan->chunk_rows, sizeof(int32_t));
     plan->active = reserve(plan, plan->max_active, sizeof(struct active_expert));
     plan->tiles = reserve(plan, plan->max_tiles, sizeof(struct tile));
+    plan->x_factor = reserve(plan, plan->chunk_rows, sizeof(float));
+    plan->intermediate_factor = reserve(plan, plan->chunk_rows, sizeof(float));
     plan->x = reserve(plan, plan->chunk_rows, (size_t)layer->H * sizeof(uint16_t));
     plan->intermediate = reserve(plan, plan->chunk_rows, (size_t)layer->I * sizeof(uint16_t));
     plan->z = reserve(plan, plan->chunk_rows, (size_t)layer->output_size * sizeof(uint16_t));
@@ -67,6 +67,8 @@ static void place(struct forward *f, char *workspace)
     f->slot_of_row = (int32_t *)(workspace + plan->slot_of_row);
     f->active = (struct active_expert *)(workspace + plan->active);
     f->tiles = (struct tile *)(workspace + plan->tiles);
+    f->x_factor = (float *)(workspace + plan->x_factor);
+    f->intermediate_factor = (float *)(workspace + plan->intermediate_factor);
     f->x = (uint16_t *)(workspace + plan->x);
     f->intermediate = (uint16_t *)(workspace + plan->intermediate);
     f->z = (uint16_t *)(workspace + plan->z);
@@ -79,26 +81,32 @@ static void place(struct forward *f, char *workspace)
 struct stage {
     struct forward *f;
     stage_fn *run;
-    int64_t n_items, max_claim;
+    int64_t first; /* item number 0 of the range */
+    int64_t max_claim;
     int32_t width;
-    _Atomic int64_t next;
+    _Atomic uint64_t left; /* the items that nobody has claimed: begin in the low half, end in the high half */
 };
 
 /* Claims a run of items: long while much is left, so that weights are streamed, one at a time near the end, so that all
- * threads finish together. */
-static int stage_claim(struct stage *stage, int64_t *first, int64_t *last)
+ * threads finish together.  Even workers claim from the front, odd ones from the back: the largest experts, bound by
+ * arithmetic, come first and the smallest, bound by memory, last, and the two go well together. */
+static int stage_claim(struct stage *stage, int32_t worker, int64_t *first, int64_t *last)
 {
-    int64_t next = atomic_load_explicit(&stage->next, memory_order_relaxed), claim;
+    uint64_t left = atomic_load_explicit(&stage->left, memory_order_relaxed), rest;
+    int64_t begin, end, claim;
     do {
-        int64_t left = stage->n_items - next;
-        if (left <= 0) return 0;
-        claim = left / (2 * stage->width);
+        begin = (int64_t)(left & UINT32_MAX);
+        end = (int64_t)(left >> 32);
+        if (begin == end) return 0;
+        claim = (end - begin) / (2 * stage->width);
         if (claim > stage->max_claim) claim = stage->max_claim;
         if (claim < 1) claim = 1;
-    } while (!atomic_compare_exchange_weak_explicit(&stage->next, &next, next + claim, memory_order_relaxed,
-                                                    memory_order_relaxed));
-    *first = next;
-    *last = next + claim;
+        rest = worker % 2 ? (uint64_t)(end - claim) << 32 | (uint64_t)begin
+                          : (uint64_t)end << 32 | (uint64_t)(begin + claim);
+    } while (
+        !atomic_compare_exchange_weak_explicit(&stage->left, &left, rest, memory_order_relaxed, memory_order_relaxed));
+    *first = stage->first + (worker % 2 ? end - claim : begin);
+    *last = *first + claim;
     return 1;
 }
 
@@ -106,17 +114,20 @@ static void stage_worker(void *argument, int32_t worker)
 {
     struct stage *stage = argument;
     int64_t first, last;
-    while (stage_claim(stage, &first, &last)) stage->run(stage->f, first, last, worker);
+    while (stage_claim(stage, worker, &first, &last)) stage->run(stage->f, first, last, worker);
 }
 
 void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_claim)
 {
-    struct stage stage = {f, run, n_items, max_claim, pool_width(f->context->pool), 0};
-    if (n_items <= 1) {
-        if (n_items == 1) run(f, 0, 1, 0);
+    if (n_items == 1) {
+        run(f, 0, 1, 0);
         return;
     }
-    pool_run(f->context->pool, stage_worker, &stage);
+    for (int64_t first = 0; first < n_items; first += MOST_ITEMS) {
+        int64_t n = n_items - first < MOST_ITEMS ? n_items - first : MOST_ITEMS;
+        struct stage stage = {f, run, first, max_claim, pool_width(f->context->pool), (uint64_t)n << 32};
+        pool_run(f->context->pool, stage_worker, &stage);
+    }
 }
 
 /* ---- The recipe

@@ -33,10 +33,10 @@ struct active_expert {
 /* Where everything lies in the workspace, for calls of up to n_tokens tokens. */
 struct workspace_plan {
     int64_t chunk_tokens, chunk_rows, max_active, max_tiles;
-    size_t ids, weights, output_rows;                       /* of the whole batch */
-    size_t counts, row_of_slot, slot_of_row, active, tiles; /* of a chunk */
-    size_t x, intermediate, z;                              /* of a chunk */
-    size_t scratch, scratch_bytes;                          /* of each thread */
+    size_t ids, weights, output_rows;                                                      /* of the whole batch */
+    size_t counts, row_of_slot, slot_of_row, active, tiles, x_factor, intermediate_factor; /* of a chunk */
+    size_t x, intermediate, z;                                                             /* of a chunk */
+    size_t scratch, scratch_bytes;                                                         /* of each thread */
     size_t total;
 };
 
@@ -63,10 +63,13 @@ struct forward {
     struct tile *tiles;
     int32_t n_active, n_tiles;
 
-    uint16_t *x;            /* tile after tile, each [H/2][n_rows] pairs */
-    uint16_t *intermediate; /* tile after tile, each [I/2][n_rows] pairs */
-    uint16_t *z;            /* [n_rows, output_size] */
-    char *scratch;          /* plan.scratch_bytes for each thread */
+    float *x_factor;            /* [n_rows] what a row's sums of gate_up must be multiplied by (tame.h) */
+    float *intermediate_factor; /* [n_rows] the same for down */
+    _Atomic int has_huge;       /* an intermediate is too large to be summed as it is */
+    uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs */
+    uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs */
+    uint16_t *z;                /* [n_rows, output_size] */
+    char *scratch;              /* plan.scratch_bytes for each thread */
 };
 
 /* Items first .. last-1, done by thread `worker`. */

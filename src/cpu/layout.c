@@ -48,7 +48,7 @@ static int pack_block(const uint8_t *codes, uint8_t scale, int32_t lane, uint8_t
     memcpy(&low, codes, 8);
     memcpy(&high, codes + 8, 8);
     if (((low | high) & magnitudes) == 0 && scale != SCALE_NAN) scale = 127;
-    packed[lane] = (uint8_t)(SCALE_ORIGIN - scale);
+    packed[lane] = scale;
     low = split_pairs(low);
     high = split_pairs(high);
     const uint32_t lines[4] = {(uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high, (uint32_t)(high >> 32)};

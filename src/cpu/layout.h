@@ -2,7 +2,7 @@
  *
  * A matrix [rows, K] is cut into PANELS of 64 rows; a panel is one run of K/32 BLOCKS, each 17 cache lines:
  *
- *   line 0       64 scale bytes, one a row, stored as 253 - E8M0 byte (mod 256)
+ *   line 0       64 E8M0 scale bytes, one a row
  *   line 1..4    codes of rows  0..15    line 1 holds k = 0..7 of the block, line 2 k = 8..15, ...
  *   line 5..8    codes of rows 16..31
  *   line 9..12   codes of rows 32..47
@@ -14,10 +14,8 @@
  *   bits 31..28 27..24 23..20 19..16 | 15..12 11..8  7..4   3..0
  *        k=7    k=5    k=3    k=1    | k=6    k=4    k=2    k=0
  *
- * The stored scale is what a look-up table, whose entries carry an exponent 126 too large, must lose: saturating
- * subtraction of (stored scale << 7) from the table's bf16 bits yields the exact weight and leaves zeros zero.  It is
- * exact for E8M0 bytes 2..252; experts with others (but for blocks of zeros, whose scale is immaterial) take the exact
- * kernel.
+ * The fast kernels add up a block with unscaled weights and multiply the sum by its scale, in f32.  That is exact for
+ * E8M0 bytes 1..252; experts with others (but for blocks of zeros, whose scale is immaterial) take the exact kernel.
  *
  * A gated gate/up matrix: panel p holds gate and up rows of i = 32p .. 32p+31, in rows 0..15 gates of the first 16 i,
  * 16..31 their ups, 32..47 gates of the second 16, 48..63 their ups.  Every other matrix: row r is panel r/64, row
@@ -41,8 +39,7 @@ enum {
     PANEL_BLOCK_BYTES = 17 * LINE_BYTES,
     GATED_PANEL_COLUMNS = 32, /* columns of I that a gated panel yields */
     TILE_TOKENS = 12,         /* routed rows of a token tile */
-    SCALE_ORIGIN = 253,
-    SCALE_FAST_MIN = 2, /* E8M0 bytes that the fast kernels hold exactly */
+    SCALE_FAST_MIN = 1,       /* E8M0 bytes that are normal f32 numbers and overflow with no code */
     SCALE_FAST_MAX = 252
 };
 
@@ -74,7 +71,7 @@ int layout_pack_panel(const moe4_matrix *matrix, int64_t K, const struct row_ord
 /* E8M0 byte of row `row` in a packed block. */
 static inline uint8_t layout_scale(const uint8_t *block, int32_t row)
 {
-    return (uint8_t)(SCALE_ORIGIN - block[row]);
+    return block[row];
 }
 
 /* Code of element k (0..31) of row `row` in a packed block. */

@@ -8,7 +8,7 @@
 #include "cpu/route_method.h"
 #include "cpu/route_select.h"
 
-/* ---- Scores: double functions of a logit ------------------------------------------------------------------------ */
+/* ---- Scores: double functions of a logit ---------------------------------------------------------------------- */
 
 static double score_logit(double logit, double best)
 {
@@ -35,7 +35,7 @@ static double score_sqrt_softplus(double logit, double best)
     return sqrt(above + log1p(exp(-fabs(logit))));
 }
 
-/* ---- Divisors --------------------------------------------------------------------------------------------------- */
+/* ---- Divisors ------------------------------------------------------------------------------------------------- */
 
 static const double tiny = 1e-20;
 
@@ -74,7 +74,7 @@ static double divide_by_sum_of_all(const struct router *router, const struct rou
     return sum;
 }
 
-/* ---- Selection -------------------------------------------------------------------------------------------------- */
+/* ---- Selection ------------------------------------------------------------------------------------------------ */
 
 static void select_raw(const struct router *router, const struct route_row *row)
 {
@@ -103,7 +103,7 @@ static void select_from_table(const struct router *router, const struct route_ro
     memcpy(row->ids, row->table_row, (size_t)router->top_k * sizeof *row->ids);
 }
 
-/* ---- Methods ---------------------------------------------------------------------------------------------------- */
+/* ---- Methods -------------------------------------------------------------------------------------------------- */
 
 static const struct route_method methods[] = {
     [MOE4_ROUTING_DEFAULT] = {"default", 0, MAX_TOP_K, select_raw, score_exponential, divide_by_sum_of_all},
@@ -138,7 +138,7 @@ const char *route_method_name(moe4_routing_method method)
     return row ? row->name : NULL;
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------------------------- */
+/* ---- Rows ----------------------------------------------------------------------------------------------------- */
 
 size_t route_scratch_bytes(const struct router *router)
 {

@@ -4,8 +4,12 @@
 
 #include "base/convert.h"
 #include "cpu/forward.h"
+#include "cpu/tame.h"
 
-enum { RUN = 256 }; /* elements converted at a time: whole blocks */
+enum {
+    RUN = 256,    /* elements converted at a time: whole blocks */
+    FEW_ROWS = 16 /* done sooner than another thread wakes up */
+};
 
 /* Elements k .. k+n-1 of a token's x that came as MXFP8. */
 static void load_quantised_run(const struct forward *f, int64_t token, int64_t k, int64_t n, uint16_t *run)
@@ -41,16 +45,21 @@ static void load_run(const struct forward *f, int64_t slot, int64_t k, int64_t n
 
 static void gather_tile(const struct forward *f, const struct tile *tile)
 {
-    int64_t H = f->layer->H;
+    const int64_t H = f->layer->H;
+    const int alone = tile->n_rows == 1; /* nothing to interleave with */
     uint16_t run[RUN], *packed = f->x + tile->first_row * H;
     for (int32_t row = 0; row < tile->n_rows; row++) {
+        uint16_t largest = 0;
         int64_t slot = f->slot_of_row[tile->first_row + row];
         for (int64_t k = 0; k < H; k += RUN) {
             int64_t n = H - k < RUN ? H - k : RUN;
-            load_run(f, slot, k, n, run);
-            for (int64_t pair = 0; pair < n / 2; pair++)
+            load_run(f, slot, k, n, alone ? packed + k : run);
+            uint16_t largest_of_run = f->prepared->rows->largest(alone ? packed + k : run, n);
+            if (largest_of_run > largest) largest = largest_of_run;
+            for (int64_t pair = 0; !alone && pair < n / 2; pair++)
                 memcpy(packed + ((k / 2 + pair) * tile->n_rows + row) * 2, run + 2 * pair, 4);
         }
+        f->x_factor[tile->first_row + row] = tame_row(packed, tile->n_rows, row, H, largest);
     }
 }
 
@@ -62,5 +71,8 @@ static void gather_tiles(struct forward *f, int64_t first, int64_t last, int32_t
 
 void gather_stage(struct forward *f)
 {
-    stage_run(f, gather_tiles, f->n_tiles, 4);
+    if (f->n_rows <= FEW_ROWS)
+        gather_tiles(f, 0, f->n_tiles, 0);
+    else
+        stage_run(f, gather_tiles, f->n_tiles, 4);
 }

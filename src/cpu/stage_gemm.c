@@ -1,9 +1,11 @@
 /* gate_up and down: the two GEMMs with what follows each.  An item is one panel of one active expert; its tiles share
  * the panel while it is in the cache. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "cpu/forward.h"
 #include "cpu/pool.h"
+#include "cpu/tame.h"
 
 enum { READING_ROWS = 4 }; /* routed rows whose arithmetic takes as long as reading a panel, roughly */
 
@@ -24,19 +26,19 @@ static int64_t largest_claim(const struct forward *f, int64_t n_panels)
 
 /* ---- gate_up -------------------------------------------------------------------------------------------------- */
 
-/* Sums of a panel, one row, plus bias, split into gates and ups: n of each, in the order of I. */
-static void split_gated(const float *sums, const float *bias, float *gate, float *up)
+/* Sums of a panel, one row, times its factor plus bias, split into gates and ups in the order of I. */
+static void split_gated(const float *sums, float factor, const float *bias, float *gate, float *up)
 {
     for (int32_t half = 0; half < 2; half++, sums += 2 * SUBTILE_ROWS, bias += 2 * SUBTILE_ROWS)
         for (int32_t i = 0; i < SUBTILE_ROWS; i++) {
-            *gate++ = sums[i] + bias[i];
-            *up++ = sums[SUBTILE_ROWS + i] + bias[SUBTILE_ROWS + i];
+            *gate++ = sums[i] * factor + bias[i];
+            *up++ = sums[SUBTILE_ROWS + i] * factor + bias[SUBTILE_ROWS + i];
         }
 }
 
-static void add_bias(const float *sums, const float *bias, float *out)
+static void add_bias(const float *sums, float factor, const float *bias, float *out)
 {
-    for (int32_t r = 0; r < PANEL_ROWS; r++) out[r] = sums[r] + bias[r];
+    for (int32_t r = 0; r < PANEL_ROWS; r++) out[r] = sums[r] * factor + bias[r];
 }
 
 /* Columns first .. first+n-1 of a tile's intermediate, v [n_rows][stride], to the order in which down reads them. */
@@ -86,15 +88,18 @@ static void gate_up_panel(struct forward *f, const struct active_expert *expert,
         expert_kernel(prepared, expert->l)
             ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
                         f->x + tile->first_row * matrix->K, tile->n_rows, sums);
+        const float *factor = f->x_factor + tile->first_row;
         for (int32_t row = 0; row < tile->n_rows; row++)
             if (gated)
-                split_gated(sums + row * PANEL_ROWS, bias, gate + row * columns, up + row * columns);
+                split_gated(sums + row * PANEL_ROWS, factor[row], bias, gate + row * columns, up + row * columns);
             else
-                add_bias(sums + row * PANEL_ROWS, bias, up + row * columns);
+                add_bias(sums + row * PANEL_ROWS, factor[row], bias, up + row * columns);
         prepared->activate(gate, up, tile->n_rows * columns, params, v);
         prepared->round(v, tile->n_rows * columns, rounded);
         finish_intermediate(f, expert->output_row + tile->first_row - expert->first_row, tile->n_rows, first, n,
                             rounded, columns);
+        if (prepared->rows->largest(rounded, tile->n_rows * columns) >= HUGE_BF16)
+            atomic_store_explicit(&f->has_huge, 1, memory_order_relaxed);
         store_intermediate(f, tile, first, n, rounded, columns);
     }
 }
@@ -106,10 +111,26 @@ static void gate_up_panels(struct forward *f, int64_t first, int64_t last, int32
     for (int64_t i = first; i < last; i++) gate_up_panel(f, &f->active[i / n_panels], i % n_panels);
 }
 
+static void tame_tiles(struct forward *f, int64_t first, int64_t last, int32_t worker)
+{
+    (void)worker;
+    const int64_t I = f->layer->I;
+    for (int64_t i = first; i < last; i++) {
+        const struct tile *tile = &f->tiles[i];
+        uint16_t *packed = f->intermediate + tile->first_row * I;
+        for (int32_t row = 0; row < tile->n_rows; row++)
+            f->intermediate_factor[tile->first_row + row] =
+                tame_row(packed, tile->n_rows, row, I, tame_largest(packed, tile->n_rows, row, I));
+    }
+}
+
 void gate_up_stage(struct forward *f)
 {
+    atomic_store_explicit(&f->has_huge, 0, memory_order_relaxed);
+    for (int64_t row = 0; row < f->n_rows; row++) f->intermediate_factor[row] = 1.0f;
     stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
               largest_claim(f, f->prepared->gate_up.n_panels));
+    if (atomic_load_explicit(&f->has_huge, memory_order_relaxed)) stage_run(f, tame_tiles, f->n_tiles, 1);
 }
 
 /* ---- down
@@ -136,7 +157,7 @@ static void down_panel(struct forward *f, const struct active_expert *expert, in
             ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
                         f->intermediate + tile->first_row * matrix->K, tile->n_rows, sums);
         for (int32_t row = 0; row < tile->n_rows; row++) {
-            add_bias(sums + row * PANEL_ROWS, bias, biased);
+            add_bias(sums + row * PANEL_ROWS, f->intermediate_factor[tile->first_row + row], bias, biased);
             prepared->round(biased, n, f->z + (tile->first_row + row) * width + first);
         }
     }

@@ -6,22 +6,10 @@
 #include "base/checked.h"
 #include "io/check.h"
 #include "io/checkpoint.h"
+#include "io/layer_reader.h"
 #include "supports.h"
 
 enum { PART_ALIGNMENT = 64 };
-
-struct moe4_layer_reader {
-    moe4_allocator allocator;
-    struct plan plan;
-    moe4_layer_config config;
-    moe4_reader_options options;
-    int64_t part_at[N_MATRICES][N_PARTS]; /* in buffer */
-    uint8_t *buffer;                      /* one expert */
-    int64_t buffer_bytes;
-    uint8_t *router; /* weight, then bias */
-    int64_t router_bytes;
-    int64_t expert_bytes, bytes_done, bytes_total; /* as the files have them, for progress */
-};
 
 static moe4_status check_layer(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t layer_number)
 {

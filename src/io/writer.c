@@ -17,7 +17,7 @@
 #include "io/storage.h"
 #include "moe4/io.h"
 
-enum { DATA_ALIGNMENT = 8, LARGEST_WRITE = 1 << 30, MAX_ATTEMPTS = 1000 };
+enum { DATA_ALIGNMENT = 64, LARGEST_WRITE = 1 << 30, MAX_ATTEMPTS = 1000 };
 #define LARGEST_DATA (INT64_MAX - LENGTH_BYTES - LARGEST_HEADER) /* so that offsets in the file cannot wrap */
 
 struct target {
@@ -113,7 +113,8 @@ static void add_tensor(struct text *text, const moe4_tensor *tensor)
     add_string(text, "]}");
 }
 
-/* The length and the JSON, padded with spaces so that the data begins at a multiple of 8. */
+/* The length and the JSON, padded with spaces so that the data begins at a multiple of 64: a cache line, so that it can
+ * be mapped. */
 static void add_header(struct text *text, const moe4_writer *writer, const char *const *metadata)
 {
     for (int i = 0; i < LENGTH_BYTES; i++) add_byte(text, 0);

@@ -3,77 +3,80 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "base/mxfp4.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/widen.h"
 #include "cpu/layout.h"
 
 enum { HALVES = 2, LANES = 8, GROUP_TOKENS = 6 };
 
-/* Eight rows' codes at bit `shift` of their lanes: magnitude by look-up of the low 3 bits, sign folded into the scale.
- */
-static inline __m256 decode_lanes(__m256i codes, int shift, __m256 magnitudes, __m256 scales)
+/* Eight rows' codes at bit `shift` of their lanes: magnitude by look-up of the low 3 bits, sign from the fourth. */
+static inline __m256 decode_lanes(__m256i codes, int shift, __m256 magnitudes)
 {
     __m256i index = _mm256_srli_epi32(codes, shift);
     __m256 magnitude = _mm256_permutevar8x32_ps(magnitudes, index);
-    __m256 sign = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
-    sign = _mm256_and_ps(sign, _mm256_set1_ps(-0.0f));
-    return _mm256_mul_ps(magnitude, _mm256_xor_ps(scales, sign));
+    __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(index, 28)), _mm256_set1_ps(-0.0f));
+    return _mm256_or_ps(magnitude, sign);
 }
 
-/* A subtile of a block to weights [32][16]. */
-static void decode_subtile(const uint8_t *block, int subtile, float weights[BLOCK_SIZE][SUBTILE_ROWS])
+/* A subtile of a block to weights [32][16] without their scales. */
+static void decode_subtile(const uint8_t *codes, float weights[BLOCK_SIZE][SUBTILE_ROWS])
 {
     const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    const __m256i origin = _mm256_set1_epi32(SCALE_ORIGIN);
-    for (int half = 0; half < HALVES; half++) {
-        int row = half * LANES;
-        const uint8_t *stored = block + subtile * SUBTILE_ROWS + row;
-        __m256i exponent = _mm256_sub_epi32(origin, _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)stored)));
-        __m256 scales = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
-        const uint8_t *codes = block + CODES_OFFSET + subtile * SUBTILE_BYTES + row * 4;
-        for (int line = 0; line < 4; line++) {
-            __m256i packed = _mm256_load_si256((const __m256i *)(codes + line * LINE_BYTES));
+    for (int line = 0; line < 4; line++)
+        for (int half = 0; half < HALVES; half++) {
+            int row = half * LANES;
+            __m256i packed = _mm256_load_si256((const __m256i *)(codes + line * LINE_BYTES + row * 4));
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++) {
                 float(*pair)[SUBTILE_ROWS] = weights + line * 8 + 2 * j;
-                _mm256_store_ps(pair[0] + row, decode_lanes(packed, 4 * j, magnitudes, scales));
-                _mm256_store_ps(pair[1] + row, decode_lanes(packed, 4 * j + 16, magnitudes, scales));
+                _mm256_store_ps(pair[0] + row, decode_lanes(packed, 4 * j, magnitudes));
+                _mm256_store_ps(pair[1] + row, decode_lanes(packed, 4 * j + 16, magnitudes));
             }
         }
-    }
 }
 
-/* sums[t][0..15] += weights . x for N_TOKENS tokens; sums of a block stay in registers. */
-static inline __attribute__((always_inline)) void multiply(const float weights[BLOCK_SIZE][SUBTILE_ROWS],
-                                                           const float *x, int32_t ldx, const int n_tokens, float *sums)
+/* The scales of eight rows, E8M0 bytes 1..254. */
+static inline __m256 load_scales(const uint8_t *scales)
 {
-    __m256 acc[GROUP_TOKENS][HALVES];
-    for (int t = 0; t < n_tokens; t++)
-        for (int half = 0; half < HALVES; half++) acc[t][half] = _mm256_load_ps(sums + t * PANEL_ROWS + half * LANES);
+    __m256i exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)scales));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23));
+}
+
+/* sums[t][0..15] += scales * (weights . x) for N_TOKENS tokens; a block's sums stay in registers. */
+static inline __attribute__((always_inline)) void multiply(const float weights[BLOCK_SIZE][SUBTILE_ROWS],
+                                                           const uint8_t *scales, const float *x, int32_t ldx,
+                                                           const int n_tokens, float *sums)
+{
+    __m256 block[GROUP_TOKENS][HALVES];
+    for (int t = 0; t < n_tokens; t++) block[t][0] = block[t][1] = _mm256_setzero_ps();
     for (int k = 0; k < BLOCK_SIZE; k++, x += ldx) {
         __m256 low = _mm256_load_ps(weights[k]), high = _mm256_load_ps(weights[k] + LANES);
 #pragma GCC unroll 6
         for (int t = 0; t < n_tokens; t++) {
             __m256 value = _mm256_broadcast_ss(x + t);
-            acc[t][0] = _mm256_fmadd_ps(low, value, acc[t][0]);
-            acc[t][1] = _mm256_fmadd_ps(high, value, acc[t][1]);
+            block[t][0] = _mm256_fmadd_ps(low, value, block[t][0]);
+            block[t][1] = _mm256_fmadd_ps(high, value, block[t][1]);
         }
     }
-    for (int t = 0; t < n_tokens; t++)
-        for (int half = 0; half < HALVES; half++) _mm256_store_ps(sums + t * PANEL_ROWS + half * LANES, acc[t][half]);
+    for (int half = 0; half < HALVES; half++) {
+        __m256 scale = load_scales(scales + half * LANES);
+        for (int t = 0; t < n_tokens; t++) {
+            float *sum = sums + t * PANEL_ROWS + half * LANES;
+            _mm256_store_ps(sum, _mm256_fmadd_ps(block[t][half], scale, _mm256_load_ps(sum)));
+        }
+    }
 }
 
-static void multiply_group(const float weights[BLOCK_SIZE][SUBTILE_ROWS], const float *x, int32_t ldx, int32_t n_tokens,
-                           float *sums)
+static void multiply_group(const float weights[BLOCK_SIZE][SUBTILE_ROWS], const uint8_t *scales, const float *x,
+                           int32_t ldx, int32_t n_tokens, float *sums)
 {
     switch (n_tokens) {
-    case 1: multiply(weights, x, ldx, 1, sums); break;
-    case 2: multiply(weights, x, ldx, 2, sums); break;
-    case 3: multiply(weights, x, ldx, 3, sums); break;
-    case 4: multiply(weights, x, ldx, 4, sums); break;
-    case 5: multiply(weights, x, ldx, 5, sums); break;
-    default: multiply(weights, x, ldx, 6, sums); break;
+    case 1: multiply(weights, scales, x, ldx, 1, sums); break;
+    case 2: multiply(weights, scales, x, ldx, 2, sums); break;
+    case 3: multiply(weights, scales, x, ldx, 3, sums); break;
+    case 4: multiply(weights, scales, x, ldx, 4, sums); break;
+    case 5: multiply(weights, scales, x, ldx, 5, sums); break;
+    default: multiply(weights, scales, x, ldx, 6, sums); break;
     }
 }
 
@@ -85,13 +88,14 @@ static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
         widen_block(x, n_tokens, wide);
         for (int subtile = 0; subtile < PANEL_ROWS / SUBTILE_ROWS; subtile++) {
-            decode_subtile(panel, subtile, weights);
+            const int row = subtile * SUBTILE_ROWS;
+            decode_subtile(panel + CODES_OFFSET + subtile * SUBTILE_BYTES, weights);
             for (int32_t t = 0; t < n_tokens; t += GROUP_TOKENS) {
                 int32_t group = n_tokens - t < GROUP_TOKENS ? n_tokens - t : GROUP_TOKENS;
-                multiply_group(weights, wide + t, n_tokens, group, sums + t * PANEL_ROWS + subtile * SUBTILE_ROWS);
+                multiply_group(weights, panel + row, wide + t, n_tokens, group, sums + t * PANEL_ROWS + row);
             }
         }
     }
 }
 
-const struct kernel kernel_avx2 = {"gemm_avx2", "f32 chain over k: fma", MOE4_ISA_AVX2, gemm_tile_avx2};
+const struct kernel kernel_avx2 = {"gemm_avx2", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX2, gemm_tile_avx2};

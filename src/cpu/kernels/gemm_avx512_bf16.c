@@ -1,16 +1,20 @@
 /* AVX-512 with BF16.  Lanes are output rows; a lane holds two consecutive k.  Weights are decoded in registers,
- * straight from the packed lines, and multiplied at once: on 16 rows, a block of 32 k costs 46 decoding instructions,
- * whatever the number of tokens, and 16 dot products a token.  The decoding runs on other execution ports than the dot
- * products, so from about 4 tokens up it is hidden, and no decoded weight is ever stored. */
+ * straight from the packed lines, and multiplied at once: on 16 rows, a block of 32 k costs 28 decoding instructions,
+ * whatever the number of tokens, and 16 dot products and one scaling fma a token.  No decoded weight is ever stored.
+ *
+ * Tried and lost: putting the scale into the weights' exponents by saturating subtraction, which saves the fma and lets
+ * a sum stay in its register for all of K.  On Zen 4 that instruction runs only where dot products do, and two plain
+ * ones instead (max, subtract) cost 3 tokens' worth of dot products a block. */
 #include <immintrin.h>
+#include <string.h>
 
 #include "cpu/kernels/decode_avx512.h"
 #include "cpu/kernels/kernel.h"
 
 enum {
-    LINES = 4, /* code lines of a subtile in a block */
-    PAIRS = 4, /* pairs of k in a line */
-    PREFETCH_BYTES = 8 * PANEL_BLOCK_BYTES
+    LINES = 4,          /* code lines of a subtile in a block */
+    PAIRS = 4,          /* pairs of k in a line */
+    MOST_KEPT_SUMS = 12 /* vectors of sums that fit the registers beside those of a block */
 };
 
 /* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token. */
@@ -20,32 +24,19 @@ static inline __m512 dot_broadcast(__m512 acc, __m512i w, const uint32_t *x)
     return acc;
 }
 
-/* A code line, in a register: gcc would otherwise load it again for each shift. */
-static inline __m512i load_line(const uint8_t *line)
-{
-    __m512i codes = _mm512_load_si512(line);
-    __asm__("" : "+v"(codes));
-    return codes;
-}
-
 /* One pass over a panel: N_SUB of its subtiles from `first` on, for N_TOKENS tokens.  Always inlined with constants, so
- * that the sums live in registers: N_SUB * N_TOKENS <= 24. */
+ * that a block's sums live in registers: N_SUB * N_TOKENS <= 24. */
 static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int64_t n_blocks, const uint32_t *x,
                                                        const int n_tokens, const int first, const int n_sub,
                                                        float *sums)
 {
     const __m512i table = decode_table();
-    __m512 acc[4][TILE_TOKENS];
-    for (int s = 0; s < n_sub; s++)
-        for (int t = 0; t < n_tokens; t++) acc[s][t] = _mm512_setzero_ps();
-
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES) {
-        if (first == 0)
-            for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES)
-                _mm_prefetch((const char *)panel + PREFETCH_BYTES + i, _MM_HINT_T0);
-        __m512i scales[4];
-        for (int s = 0; s < n_sub; s++) scales[s] = decode_scales(panel + (first + s) * SUBTILE_ROWS);
+        if (first == 0) prefetch_block(panel);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
+        __m512 block[4][TILE_TOKENS];
+        for (int s = 0; s < n_sub; s++)
+            for (int t = 0; t < n_tokens; t++) block[s][t] = _mm512_setzero_ps();
 #pragma GCC unroll 1
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += PAIRS * n_tokens) {
             __m512i packed[4];
@@ -54,15 +45,22 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
             for (int j = 0; j < PAIRS; j++)
 #pragma GCC unroll 4
                 for (int s = 0; s < n_sub; s++) {
-                    __m512i w = decode_pair(packed[s], j, table, scales[s]);
+                    __m512i w = decode_pair(packed[s], j, table);
 #pragma GCC unroll 12
-                    for (int t = 0; t < n_tokens; t++) acc[s][t] = dot_broadcast(acc[s][t], w, x + j * n_tokens + t);
+                    for (int t = 0; t < n_tokens; t++)
+                        block[s][t] = dot_broadcast(block[s][t], w, x + j * n_tokens + t);
                 }
         }
+        /* Sums that do not fit the registers stay in memory: the compiler shall not keep them on the stack instead. */
+        if (n_sub * n_tokens > MOST_KEPT_SUMS) __asm__ volatile("" ::: "memory");
+        for (int s = 0; s < n_sub; s++) {
+            const __m512 scales = load_scales(panel + (first + s) * SUBTILE_ROWS);
+            for (int t = 0; t < n_tokens; t++) {
+                float *sum = sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS;
+                _mm512_store_ps(sum, _mm512_fmadd_ps(block[s][t], scales, _mm512_load_ps(sum)));
+            }
+        }
     }
-    for (int s = 0; s < n_sub; s++)
-        for (int t = 0; t < n_tokens; t++)
-            _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, acc[s][t]);
 }
 
 /* Up to 6 tokens all 64 rows fit the registers; more take the panel in two halves. */
@@ -91,8 +89,9 @@ static void gemm_tile_avx512_bf16(const uint8_t *panel, int64_t n_blocks, const 
     static void (*const tiles[])(const uint8_t *, int64_t, const uint32_t *, float *) = {
         NULL,        gemm_tile_1, gemm_tile_2, gemm_tile_3,  gemm_tile_4,  gemm_tile_5, gemm_tile_6,
         gemm_tile_7, gemm_tile_8, gemm_tile_9, gemm_tile_10, gemm_tile_11, gemm_tile_12};
+    memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     tiles[n_tokens](panel, n_blocks, (const uint32_t *)(const void *)x, sums);
 }
 
-const struct kernel kernel_avx512_bf16 = {"gemm_avx512_bf16", "f32 chain over pairs of k: vdpbf16ps",
+const struct kernel kernel_avx512_bf16 = {"gemm_avx512_bf16", "blocks of vdpbf16ps, scaled by fma",
                                           MOE4_ISA_AVX512_BF16, gemm_tile_avx512_bf16};

@@ -8,14 +8,14 @@
 
 /* The whole-K product of one packed panel and one token tile:
  *
- *   sums[t][r] = sum over k ascending of x[t,k] * w[r,k],   t < n_tokens <= TILE_TOKENS, r < PANEL_ROWS
+ *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens <= TILE_TOKENS, r < PANEL_ROWS
  *
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
  *   x       [16 * n_blocks][n_tokens] pairs of bf16
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
  *
- * An element is one chain of additions from zero, the same for any n_tokens: a token's sums do not depend on its tile.
- */
+ * An element's additions are in one order, the same for any n_tokens: a token's sums do not depend on its tile.
+ * |x| < 2^120, lest a block of unscaled products overflow (cpu/tame.h). */
 typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums);
 
 struct kernel {

@@ -10,6 +10,16 @@ static void combine(float *sum, const uint16_t *z, float weight, int64_t n)
     for (int64_t i = 0; i < n; i++) sum[i] = fmaf(weight, bf16_to_f32(z[i]), sum[i]);
 }
 
+static uint16_t largest(const uint16_t *x, int64_t n)
+{
+    uint16_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t magnitude = x[i] & 0x7FFFu;
+        if (magnitude > most) most = magnitude;
+    }
+    return most;
+}
+
 static void dequantize_mxfp8(const uint8_t *codes, const uint8_t *scales, int64_t n, uint16_t *x)
 {
     for (int64_t i = 0; i < n; i += BLOCK_SIZE) mxfp8_dequantize_block(codes + i, scales[i / BLOCK_SIZE], x + i);
@@ -34,4 +44,4 @@ static float dot(const float *x, const float *w, int64_t n)
     return chains[0];
 }
 
-const struct row_kernels ROW_KERNELS = {combine, quantize_mxfp8, dequantize_mxfp8, dot};
+const struct row_kernels ROW_KERNELS = {combine, largest, quantize_mxfp8, dequantize_mxfp8, dot};

@@ -1,0 +1,25 @@
+#include "cpu/tame.h"
+
+#include "base/convert.h"
+
+static const float divisor = 0x1p16f;
+
+float tame_row(uint16_t *packed, int32_t n_rows, int32_t row, int64_t K, uint16_t largest)
+{
+    if (largest < HUGE_BF16) return 1.0f;
+    for (int64_t k = 0; k < K; k++) {
+        uint16_t *x = packed + (k / 2 * n_rows + row) * 2 + k % 2;
+        *x = bf16_from_f32(bf16_to_f32(*x) / divisor);
+    }
+    return divisor;
+}
+
+uint16_t tame_largest(const uint16_t *packed, int32_t n_rows, int32_t row, int64_t K)
+{
+    uint16_t largest = 0;
+    for (int64_t k = 0; k < K; k++) {
+        uint16_t magnitude = packed[(k / 2 * n_rows + row) * 2 + k % 2] & 0x7FFFu;
+        if (magnitude > largest) largest = magnitude;
+    }
+    return largest;
+}

@@ -1,0 +1,193 @@
+/* What `moe4 run --check` and `moe4 check` are worth: a right pass is good, one wrong element is found, in its own
+ * stage. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "generate.h"
+#include "memory.h"
+#include "oracle.h"
+#include "shapes.h"
+#include "verify.h"
+#include "workload.h"
+
+enum { TOKENS = 5 };
+
+/* A small layer and a pass through it with every stage. */
+struct fixture {
+    struct layer_shape shape;
+    moe4_layer_config config;
+    struct workload workload;
+    moe4_expert_source source;
+    moe4_context *context;
+    moe4_context_info info;
+    moe4_layer *layer;
+    struct pass pass;
+};
+
+static void fixture_open(struct fixture *f, moe4_compute compute)
+{
+    f->shape = *layer_shape_find("oss20b");
+    f->shape.n_experts = 8;
+    f->shape.hidden_size = 96;
+    f->shape.intermediate_size = 64;
+    f->config = layer_shape_config(&f->shape);
+    f->info = (moe4_context_info)MOE4_CONTEXT_INFO_INIT;
+    assert_int_equal(moe4_context_create(NULL, &f->context), MOE4_OK);
+    assert_int_equal(moe4_context_describe(f->context, &f->info), MOE4_OK);
+    assert_int_equal(workload_open(&f->shape, 1, &f->workload), 0);
+    f->source = workload_source(&f->workload);
+    assert_int_equal(moe4_layer_create_from(f->context, &f->config, &f->source, &f->layer), MOE4_OK);
+    struct pass *pass = &f->pass;
+    *pass = pass_begin(&f->config, PASS_LOGITS, TOKENS, f->config.routing.top_k);
+    pass->compute = compute;
+    assert_int_equal(allocate(&pass->x, TOKENS * f->config.hidden_size, sizeof(uint16_t), "x"), 0);
+    assert_int_equal(allocate(&pass->given_logits, TOKENS * f->config.n_experts, sizeof(float), "logits"), 0);
+    generate_inputs(generate_key(0, GENERATE_INPUT, 0), 0, TOKENS, f->config.hidden_size, pass->x);
+    assert_int_equal(workload_logits(LOAD_UNIFORM, 0, TOKENS, f->config.n_experts, pass->given_logits), 0);
+    assert_int_equal(pass_allocate(pass, PASS_STAGES), 0);
+    assert_int_equal(pass_prepare(pass, f->context, f->layer), 0);
+    assert_int_equal(pass_forward(pass, f->context, f->layer, FORWARD_ALL), MOE4_OK);
+}
+
+static void fixture_close(struct fixture *f)
+{
+    pass_end(&f->pass);
+    moe4_layer_destroy(f->layer);
+    moe4_context_destroy(f->context);
+    workload_close(&f->workload);
+}
+
+static struct verify_report fixture_verify(struct fixture *f)
+{
+    struct verify_report report;
+    assert_int_equal(verify_pass(&f->config, &f->source, &f->info, &f->pass, VERIFY_THOROUGH, &report), 0);
+    assert_int_equal(report.n_tokens, TOKENS);
+    return report;
+}
+
+static void right_passes_are_good(void **state)
+{
+    (void)state;
+    static const moe4_compute modes[] = {MOE4_COMPUTE_BF16, MOE4_COMPUTE_MXFP8};
+    for (int i = 0; i < 2; i++) {
+        struct fixture f = {0};
+        fixture_open(&f, modes[i]);
+        struct verify_report report = fixture_verify(&f);
+        assert_true(verify_is_good(&report));
+        assert_int_equal(report.stages[VERIFY_ROUTER].n_checked, 0); /* logits were given */
+        for (int stage = VERIFY_ROUTING; stage < VERIFY_STAGES; stage++)
+            assert_true(report.stages[stage].n_checked > 0);
+        fixture_close(&f);
+    }
+}
+
+/* The oracle as a backend passes its own judgement, and names the same rows. */
+static void oracle_agrees(void **state)
+{
+    (void)state;
+    struct fixture f = {0};
+    fixture_open(&f, MOE4_COMPUTE_MXFP8);
+    struct pass oracle = pass_begin(&f.config, PASS_LOGITS, TOKENS, f.config.routing.top_k), library = f.pass;
+    oracle.compute = library.compute;
+    oracle.x = library.x;
+    oracle.given_logits = library.given_logits;
+    assert_int_equal(pass_allocate(&oracle, PASS_STAGES | PASS_REPLAY), 0);
+    assert_int_equal(oracle_forward(&f.config, &f.source, 3, &oracle), 0);
+    assert_int_equal(oracle.n_rows, library.n_rows);
+    assert_memory_equal(oracle.row_map, library.row_map, TOKENS * 4 * sizeof(int32_t));
+    for (int p = 0; p < TOKENS * 4; p++) assert_int_equal(oracle.replay[p], library.ids[p]);
+    f.pass = oracle;
+    struct verify_report report = fixture_verify(&f);
+    assert_true(verify_is_good(&report));
+    f.pass = library;
+    oracle.x = NULL;
+    oracle.given_logits = NULL;
+    pass_end(&oracle);
+    fixture_close(&f);
+}
+
+/* Damages one thing; expects the stage to have exactly n_outside elements outside, and the whole not to be good. */
+static void expect_found(moe4_compute compute, void (*damage)(struct pass *pass), verify_stage stage, int64_t n_outside)
+{
+    struct fixture f = {0};
+    fixture_open(&f, compute);
+    damage(&f.pass);
+    struct verify_report report = fixture_verify(&f);
+    assert_int_equal(report.stages[stage].n_outside, n_outside);
+    assert_true(report.stages[stage].worst_ratio > 1);
+    assert_true(verify_worst_ratio(&report) > 1);
+    assert_false(verify_is_good(&report));
+    fixture_close(&f);
+}
+
+static void damage_id(struct pass *pass)
+{
+    pass->ids[4] = (pass->ids[4] + 1) % pass->n_experts;
+}
+
+static void damage_weight(struct pass *pass)
+{
+    pass->weights[5] *= 1.0078125f;
+}
+
+static void damage_intermediate(struct pass *pass)
+{
+    ((uint16_t *)pass->intermediate)[70] ^= 0x40;
+}
+
+static void damage_code(struct pass *pass)
+{
+    ((uint8_t *)pass->intermediate)[70] ^= 0x40;
+}
+
+static void damage_row(struct pass *pass)
+{
+    pass->gemm2_rows[100] ^= 0x40;
+}
+
+/* The last bit of the last element of the last token. */
+static void damage_output(struct pass *pass)
+{
+    pass->y[TOKENS * pass->output_size - 1] ^= 1;
+}
+
+static void damage_is_found_in_its_stage(void **state)
+{
+    (void)state;
+    expect_found(MOE4_COMPUTE_BF16, damage_id, VERIFY_ROUTING, 1);
+    expect_found(MOE4_COMPUTE_BF16, damage_weight, VERIFY_ROUTING, 1);
+    expect_found(MOE4_COMPUTE_BF16, damage_intermediate, VERIFY_INTERMEDIATE, 1);
+    expect_found(MOE4_COMPUTE_MXFP8, damage_code, VERIFY_INTERMEDIATE, 1);
+    expect_found(MOE4_COMPUTE_BF16, damage_row, VERIFY_GEMM2, 1);
+    expect_found(MOE4_COMPUTE_BF16, damage_output, VERIFY_OUTPUT, 1);
+}
+
+/* The whole layer counts too, even when every stage is right. */
+static void wrong_layers_are_found(void **state)
+{
+    (void)state;
+    struct fixture f = {0};
+    fixture_open(&f, MOE4_COMPUTE_BF16);
+    struct verify_report report = fixture_verify(&f);
+    assert_true(verify_layer_is_close(&report));
+    report.frobenius.overall = 2.1e-3;
+    assert_false(verify_layer_is_close(&report));
+    assert_false(verify_is_good(&report));
+    fixture_close(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_passes_are_good),
+        cmocka_unit_test(oracle_agrees),
+        cmocka_unit_test(damage_is_found_in_its_stage),
+        cmocka_unit_test(wrong_layers_are_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
