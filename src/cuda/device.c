@@ -26,7 +26,7 @@ moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda
                             properties.major, properties.minor);
     device->index = index;
     device->n_multiprocessors = properties.multiProcessorCount;
-    snprintf(device->name, sizeof device->name, "%s", properties.name);
+    snprintf(device->name, sizeof device->name, "%.63s", properties.name);
     int32_t previous = device_enter(index);
     status = device_check(context, gemm_configure(), "shared memory of the kernels");
     device_leave(previous);
