@@ -36,9 +36,8 @@ static void cuda_describe_context(const struct moe4_context *context, moe4_conte
 
 static moe4_status cuda_supports(struct moe4_context *context, const moe4_query *query)
 {
-    if (query->compute != MOE4_COMPUTE_BF16)
-        return context_fail(context, MOE4_EUNSUPPORTED, "compute is %s, but the CUDA backend has bf16",
-                            query->compute == MOE4_COMPUTE_FP8 ? "fp8" : "mxfp8");
+    if (query->compute == MOE4_COMPUTE_FP8)
+        return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CUDA backend has bf16 and mxfp8");
     if (query->n_tokens > INT32_MAX)
         return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)query->n_tokens,
                             INT32_MAX);

@@ -158,15 +158,51 @@ static int group_stage(const struct cuda_forward *f)
     return group_rows(&call, f->stream);
 }
 
+static int is_mxfp8(const struct cuda_forward *f)
+{
+    return f->batch->compute == MOE4_COMPUTE_MXFP8;
+}
+
 /* Whether the GEMM can gather the caller's x as it is. */
 static int is_direct(const struct cuda_forward *f)
 {
-    return f->batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input && f->batch->ldx % 8 == 0 &&
+    return !is_mxfp8(f) && f->batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input && f->batch->ldx % 8 == 0 &&
            (uintptr_t)f->batch->x % 16 == 0;
+}
+
+static int quantize_x(const struct cuda_forward *f)
+{
+    const struct quantize_call call = {.T = f->T,
+                                       .x = f->batch->x,
+                                       .dtype = f->batch->x_dtype,
+                                       .ldx = f->batch->ldx,
+                                       .columns = f->layer->H,
+                                       .x_scale = f->batch->x_scale,
+                                       .ldx_scale = f->batch->ldx_scale,
+                                       .weights = f->weights_on_input ? f->weights : NULL,
+                                       .out = f->converted};
+    return quantize_rows(&call, f->stream);
+}
+
+/* v' in mxfp8 compute, in place. */
+static int quantize_stage(const struct cuda_forward *f)
+{
+    if (!is_mxfp8(f)) return 0;
+    const struct quantize_call call = {.T = f->T,
+                                       .n_rows = f->numbers + N_ROWS,
+                                       .x = f->intermediate,
+                                       .dtype = MOE4_DTYPE_BF16,
+                                       .ldx = f->layer->I,
+                                       .columns = f->layer->I,
+                                       .out = f->intermediate,
+                                       .codes = f->result->intermediate,
+                                       .scales = f->result->intermediate_scale};
+    return quantize_rows(&call, f->stream);
 }
 
 static int convert_stage(const struct cuda_forward *f)
 {
+    if (is_mxfp8(f)) return quantize_x(f);
     if (is_direct(f)) return 0;
     const struct convert_call call = {.T = f->T,
                                       .x = f->batch->x,
@@ -230,7 +266,8 @@ static int down_stage(const struct cuda_forward *f)
 static int output_stage(const struct cuda_forward *f)
 {
     const struct copy_call copies[] = {
-        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS, f->result->intermediate},
+        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS,
+         is_mxfp8(f) ? NULL : f->result->intermediate},
         {f->z, f->plan.ldz, f->layer->output_size, f->numbers + N_ROWS, f->result->gemm2_rows},
     };
     int error = 0;
@@ -265,8 +302,8 @@ static moe4_status run(const struct cuda_forward *f)
         const char *name;
         int (*run)(const struct cuda_forward *f);
     } stages[] = {{"routing", route_stage}, {"grouping", group_stage}, {"conversion of x", convert_stage},
-                  {"gate/up", gate_up_stage}, {"down", down_stage},    {"outputs", output_stage},
-                  {"combine", combine_stage}};
+                  {"gate/up", gate_up_stage}, {"quantising", quantize_stage}, {"down", down_stage},
+                  {"outputs", output_stage}, {"combine", combine_stage}};
     moe4_status status = MOE4_OK;
     for (size_t i = 0; !status && i < sizeof stages / sizeof *stages; i++)
         status = device_check(f->context, stages[i].run(f), stages[i].name);

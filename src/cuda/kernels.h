@@ -148,6 +148,21 @@ struct convert_call {
 };
 int convert_rows(const struct convert_call *call, cuda_stream stream);
 
+/* MXFP8 (quantize.cu): rows to what their codes are worth, dense bf16. */
+struct quantize_call {
+    struct token_count T;
+    const int32_t *n_rows; /* NULL = T */
+    const void *x;
+    moe4_dtype dtype; /* F8_E4M3: codes, with x_scale; else values to quantise */
+    int64_t ldx, columns;
+    const uint8_t *x_scale;
+    int64_t ldx_scale;
+    const float *weights; /* [T], NULL = none */
+    uint16_t *out;        /* may be x */
+    uint8_t *codes, *scales; /* dense; NULL = not wanted */
+};
+int quantize_rows(const struct quantize_call *call, cuda_stream stream);
+
 /* The first *n_rows rows of a bf16 matrix. */
 struct copy_call {
     const uint16_t *from;
