@@ -309,24 +309,26 @@ static __device__ __forceinline__ row_pair rows_of_thread(const gemm_call &call,
     return {{bias[0], bias[8]}, call.unit[l], call.params[l]};
 }
 
-/* Gated gate/up: a thread's rows are a gate and its up.  Stores v' [row, I]. */
+/* Gated gate/up: a thread's rows are a gate and its up, so it has one column of v' [row, I].  Two-byte stores, eight
+ * lanes a row, reach memory as well as wider ones would after an exchange between lanes, and any such exchange (movmatrix,
+ * shfl) makes the compiler give up uniform registers in the loop over k: a tenth of the whole GEMM at small T. */
 template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_gated(const gemm_call &call, const token_tile &tokens, int tile,
                                                    const float (&d)[N / 2])
 {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const row_pair rows = rows_of_thread(call, tokens.l, tile);
-    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane / 4) * call.ldout + tile * CUDA_GATED_COLUMNS +
-                    warp * 8 + lane % 4 * 2;
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + tile * CUDA_GATED_COLUMNS +
+                    warp * 8 + lane / 4;
 #pragma unroll
     for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
-        float v[2];
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-            v[c] = activate<activation>(d[4 * j + c] * rows.unit + rows.bias[0],
-                                        d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
-        uint32_t pair = transpose_8x8(bf16_pair(v[0], v[1])); /* now i and i+1 of row 8j + lane/4 */
-        if (8 * j + lane / 4 < tokens.n_rows) *(uint32_t *)out = pair;
+        for (int c = 0; c < 2; c++) {
+            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
+            float v = activate<activation>(d[4 * j + c] * rows.unit + rows.bias[0],
+                                           d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
+            out[c * call.ldout] = (uint16_t)bf16_pair(v, 0.0f);
+        }
     }
 }
 

@@ -125,7 +125,7 @@ static __device__ __forceinline__ void wait_for_predecessors(void)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-/* ---- Shared memory reads and matrix shuffles -------------------------------------------------------------------- */
+/* ---- Shared memory reads ---------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint4 load_shared_16(uint32_t address)
 {
@@ -141,14 +141,6 @@ static __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
     uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
     return v;
-}
-
-/* An 8x8 matrix of 16-bit values over a warp, lane l holding row l/4, columns 2(l%4) and the next; transposed. */
-static __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair)
-{
-    uint32_t transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-    return transposed;
 }
 
 #endif

@@ -47,28 +47,50 @@ __device__ bool is_nowhere(const combine_call &call, int64_t slot)
     return call.ids && call.ids[slot] == -1 && call.weights[slot] != call.weights[slot];
 }
 
+/* sum += weight * z of one slot, for this thread's columns. */
+__device__ void add_slot(float (&sum)[RUN], float weight, const uint4 &z)
+{
+    const uint32_t words[4] = {z.x, z.y, z.z, z.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] = fmaf(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
+        sum[2 * i + 1] = fmaf(weight, __uint_as_float(words[i] & 0xFFFF0000u), sum[2 * i + 1]);
+    }
+}
+
+constexpr int AT_ONCE = 4; /* slots whose rows are under way together */
+
 __global__ void combine_kernel(const __grid_constant__ combine_call call)
 {
     begin_kernel();
     const int64_t t = blockIdx.x, column = (blockIdx.y * (int64_t)blockDim.x + threadIdx.x) * RUN;
     if (t >= token_count_of(call.T) || column >= call.columns) return;
-    float sum[RUN];
-    for (int i = 0; i < RUN; i++) sum[i] = 0.0f;
-    for (int32_t a = 0; a < call.top_k; a++) {
-        const int64_t slot = t * call.top_k + a;
-        const int32_t row = call.row_map[slot];
-        if (row < 0) {
-            if (is_nowhere(call, slot))
-                for (int i = 0; i < RUN; i++) sum[i] = call.weights[slot];
-            continue;
+    float sum[RUN] = {};
+    for (int32_t first = 0; first < call.top_k; first += AT_ONCE) {
+        int32_t row[AT_ONCE];
+        uint4 z[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            row[i] = first + i < call.top_k ? call.row_map[t * call.top_k + first + i] : -1;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (row[i] >= 0) z[i] = *(const uint4 *)(call.z + row[i] * call.ldz + column);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int64_t slot = t * call.top_k + first + i;
+            if (row[i] >= 0)
+                add_slot(sum, call.weights ? call.weights[slot] : 1.0f, z[i]);
+            else if (first + i < call.top_k && is_nowhere(call, slot))
+                for (int c = 0; c < RUN; c++) sum[c] = call.weights[slot];
         }
-        const float weight = call.weights ? call.weights[slot] : 1.0f;
-        const uint4 eight = *(const uint4 *)(call.z + row * call.ldz + column);
-        const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
-        for (int i = 0; i < 4; i++) {
-            sum[2 * i] = fmaf(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
-            sum[2 * i + 1] = fmaf(weight, __uint_as_float(words[i] & 0xFFFF0000u), sum[2 * i + 1]);
-        }
+    }
+    if (call.dtype == MOE4_DTYPE_BF16 && call.write == MOE4_WRITE_OVERWRITE && call.ldy % RUN == 0 &&
+        column + RUN <= call.columns && (uintptr_t)call.y % 16 == 0) {
+        uint32_t pairs[RUN / 2];
+        for (int i = 0; i < RUN / 2; i++)
+            pairs[i] = bf16_bits(sum[2 * i]) | (uint32_t)bf16_bits(sum[2 * i + 1]) << 16;
+        *(uint4 *)((uint16_t *)call.y + t * call.ldy + column) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        return;
     }
     for (int i = 0; i < RUN && column + i < call.columns; i++) store_output(call, t * call.ldy + column + i, sum[i]);
 }
