@@ -1,5 +1,5 @@
 /* What lets the tests of the CPU backend run on a GPU: their buffers as memory that host and device share, their
- * contexts on device 0.  Linked before fixture.c, whose own versions are renamed (tests/CMakeLists.txt). */
+ * contexts on device 0.  Linked before fixture.c, whose own versions it replaces (tests/CMakeLists.txt). */
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <stddef.h>
@@ -11,6 +11,17 @@
 #include <cuda_runtime_api.h>
 
 #include "fixture.h"
+
+#undef moe4_forward_router /* the tests' calls are renamed on the command line */
+#undef moe4_forward_experts
+moe4_status finished_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                    const moe4_logits *logits, const moe4_result *result);
+moe4_status finished_forward_experts(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                     const moe4_topk *topk, const moe4_result *result);
+moe4_status moe4_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                const moe4_logits *logits, const moe4_result *result);
+moe4_status moe4_forward_experts(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                 const moe4_topk *topk, const moe4_result *result);
 
 struct buffer {
     struct buffer *previous;

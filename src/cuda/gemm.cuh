@@ -32,7 +32,7 @@ enum {
 
 /* Steps a stage and steps a group of wgmma, by the width of the token tile: what is narrow is bound by decoding and
  * synchronisation and has registers to spare. */
-enum : int { NARROW = 32, NARROW_STEPS = 4, WIDE_STEPS = 2 };
+enum : int { NARROW = 80, NARROW_STEPS = 4, WIDE_STEPS = 2 };
 
 /* A stage: rows of x, 128 bytes a step, then each warpgroup's packed weights. */
 enum : int {
@@ -43,7 +43,7 @@ enum : int {
     NARROW_BYTES = NARROW_WEIGHTS + G * NARROW_STEPS * CUDA_STEP_BYTES,
     WIDE_BYTES = WIDE_WEIGHTS + G * WIDE_STEPS * CUDA_STEP_BYTES,
     STAGE_BYTES = ((NARROW_BYTES > WIDE_BYTES ? NARROW_BYTES : WIDE_BYTES) + 1023) / 1024 * 1024,
-    STAGES = 4,
+    STAGES = 3,
     GEMM_SHARED_BYTES = STAGES * STAGE_BYTES + 1024 + STAGES * 16
 };
 
