@@ -285,6 +285,7 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const gem
             }
             wgmma_wait<0>();
         }
+        __syncwarp(); /* orders all lanes' reads of the packed weights before the arrival */
         if (threadIdx.x % 32 == 0) barrier_arrive(empty);
     }
 }
