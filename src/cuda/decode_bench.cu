@@ -16,12 +16,16 @@ namespace
 {
 
 /* The fp8 arrangement: word = 8 codes of one row and block.  Nibble n's low three bits are code n's magnitude; the
- * signs of codes 0..3 are the top bits of nibbles 1, 3, 5, 7, those of codes 4..7 the top bits of nibbles 0, 2, 4, 6. */
+ * signs of codes 0..3 are the top bits of nibbles 1, 3, 5, 7, those of codes 4..7 the top bits of nibbles 0, 2, 4, 6.
+ */
 
 /* Magnitudes 0 .5 1 1.5 | 2 3 4 6 of relative exponent 0 as bytes, and what one binade adds to each. */
 template <int mantissa_bits> struct magnitudes {
     /* exponent field f, mantissa's top bit m: byte f << bits | m << (bits-1); .5 has exponent field 1 */
-    static constexpr uint32_t byte(uint32_t f, uint32_t m) { return f << mantissa_bits | m << (mantissa_bits - 1); }
+    static constexpr uint32_t byte(uint32_t f, uint32_t m)
+    {
+        return f << mantissa_bits | m << (mantissa_bits - 1);
+    }
     static constexpr uint32_t low = byte(1, 0) << 8 | byte(2, 0) << 16 | byte(2, 1) << 24;
     static constexpr uint32_t high = byte(3, 0) | byte(3, 1) << 8 | byte(4, 0) << 16 | byte(4, 1) << 24;
     static constexpr uint32_t low_step = 0x01010100u << mantissa_bits, high_step = 0x01010101u << mantissa_bits;
@@ -60,7 +64,8 @@ __device__ __forceinline__ void decode_fp8_shared_word(uint32_t word, uint32_t l
     a[1] = __byte_perm(low, high, select) | (word >> 4 & 0x00800080u) | (o3 & 0x80008000u);
 }
 
-template <class table> __device__ __forceinline__ void decode_fp8_shared(uint4 codes, uint32_t scales, uint32_t (&a)[16])
+template <class table>
+__device__ __forceinline__ void decode_fp8_shared(uint4 codes, uint32_t scales, uint32_t (&a)[16])
 {
     uint32_t lower = scales & 255, upper = scales >> 8 & 255;
     decode_fp8_shared_word<table>(codes.x, lower, upper, a);
@@ -195,8 +200,10 @@ int main()
     long long *clocks;
     uint32_t *out;
     if (cudaMalloc(&clocks, 132 * sizeof *clocks) || cudaMalloc(&out, 1024)) return 1;
-    std::printf("e4m3 decoding: %d of %d wrong over 12 exponents\n", count_wrong<magnitudes<3>>(out, 12, true), 12 * 16);
-    std::printf("e5m2 decoding: %d of %d wrong over 27 exponents\n", count_wrong<magnitudes<2>>(out, 27, false), 27 * 16);
+    std::printf("e4m3 decoding: %d of %d wrong over 12 exponents\n", count_wrong<magnitudes<3>>(out, 12, true),
+                12 * 16);
+    std::printf("e5m2 decoding: %d of %d wrong over 27 exponents\n", count_wrong<magnitudes<2>>(out, 27, false),
+                27 * 16);
     measure<BF16>(clocks);
     measure<E4M3>(clocks);
     measure<E5M2>(clocks);

@@ -78,15 +78,15 @@ moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream)
 
 moe4_status device_upload(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream)
 {
-    return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "copy to the device");
+    return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream),
+                        "copy to the device");
 }
 
 moe4_status device_upload_rows(struct moe4_context *context, void *to, const void *from, size_t pitch, size_t width,
                                size_t rows, cuda_stream stream)
 {
     if (pitch == width) return device_upload(context, to, from, width * rows, stream);
-    return device_check(context,
-                        cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyHostToDevice, stream),
+    return device_check(context, cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyHostToDevice, stream),
                         "copy to the device");
 }
 

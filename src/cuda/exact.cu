@@ -37,14 +37,16 @@ __device__ float dot(const gemm_call &call, const uint8_t *tile, int32_t r, cons
 }
 
 template <moe4_activation activation>
-__device__ void store_element(const gemm_call &call, const token_tile &tokens, int32_t tile, int32_t row, const float *y)
+__device__ void store_element(const gemm_call &call, const token_tile &tokens, int32_t tile, int32_t row,
+                              const float *y)
 {
     constexpr bool gated = activation != MOE4_ACTIVATION_IDENTITY && activation != MOE4_ACTIVATION_RELU2;
     const int32_t r = threadIdx.x, warp = r / 16, half = r / 8 % 2, g = r % 8;
     uint16_t *out = call.out + (int64_t)(tokens.first_row + row) * call.ldout;
     if (gated) {
         if (half) return;
-        out[tile * CUDA_GATED_COLUMNS + warp * 8 + g] = bf16_bits(activate<activation>(y[r], y[r + 8], call.params[tokens.l]));
+        out[tile * CUDA_GATED_COLUMNS + warp * 8 + g] =
+            bf16_bits(activate<activation>(y[r], y[r + 8], call.params[tokens.l]));
     } else {
         int32_t column = tile * CUDA_TILE_ROWS + warp * 16 + 2 * g + half;
         if (column < call.columns) out[column] = bf16_bits(activate<activation>(0.0f, y[r], call.params[tokens.l]));

@@ -266,8 +266,7 @@ static int down_stage(const struct cuda_forward *f)
 static int output_stage(const struct cuda_forward *f)
 {
     const struct copy_call copies[] = {
-        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS,
-         is_mxfp8(f) ? NULL : f->result->intermediate},
+        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS, is_mxfp8(f) ? NULL : f->result->intermediate},
         {f->z, f->plan.ldz, f->layer->output_size, f->numbers + N_ROWS, f->result->gemm2_rows},
     };
     int error = 0;
@@ -283,9 +282,8 @@ static int combine_stage(const struct cuda_forward *f)
                                       .z = f->z,
                                       .ldz = f->plan.ldz,
                                       .row_map = f->row_map,
-                                      .ids = f->prepared->router.method == MOE4_ROUTING_HASH && !f->call->topk
-                                                 ? f->ids
-                                                 : NULL,
+                                      .ids = f->prepared->router.method == MOE4_ROUTING_HASH && !f->call->topk ? f->ids
+                                                                                                               : NULL,
                                       .weights = f->weights_on_input ? NULL : f->weights,
                                       .top_k = f->A,
                                       .columns = f->layer->output_size,
@@ -301,9 +299,9 @@ static moe4_status run(const struct cuda_forward *f)
     static const struct {
         const char *name;
         int (*run)(const struct cuda_forward *f);
-    } stages[] = {{"routing", route_stage}, {"grouping", group_stage}, {"conversion of x", convert_stage},
+    } stages[] = {{"routing", route_stage},   {"grouping", group_stage},      {"conversion of x", convert_stage},
                   {"gate/up", gate_up_stage}, {"quantising", quantize_stage}, {"down", down_stage},
-                  {"outputs", output_stage}, {"combine", combine_stage}};
+                  {"outputs", output_stage},  {"combine", combine_stage}};
     moe4_status status = MOE4_OK;
     for (size_t i = 0; !status && i < sizeof stages / sizeof *stages; i++)
         status = device_check(f->context, stages[i].run(f), stages[i].name);

@@ -8,7 +8,7 @@
  *   producers    thread 0 starts the bulk copies of the packed weights; all gather rows of x, 16 bytes at a time
  *   full[s]      arrivals of the 128 producers, each when its copies have landed, and the bytes of the bulk copies
  *   consumers    decode the next group of steps while the tensor cores work on this one
- *   empty[s]     arrivals of the consumers' 4*G warps
+ *   empty[s]     arrivals of all consumers' threads
  *
  * Order of sums ("wgmma_k16"): every element of out is one chain of m64nNk16 instructions over ascending k, whatever
  * the width, the tile and T are, so none of them changes a bit. */
@@ -193,8 +193,7 @@ static __device__ __forceinline__ void fill_item(const gemm_call &call, const ge
             fill_weights<W>(call, ring, from, at.stage, step);
         fill_x<passes, W::steps, W::x_bytes>(call, from, step, stage);
 #pragma unroll
-        for (int w = 0; w < G; w++)
-            fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
+        for (int w = 0; w < G; w++) fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
         copies_arrive(full);
     }
 }
@@ -222,7 +221,8 @@ static __device__ __forceinline__ int consumer(void)
     return threadIdx.x / WARPGROUP - 1;
 }
 
-template <int N> static __device__ __forceinline__ void decode_group(uint32_t weights, uint32_t (&a)[width<N>::group][16])
+template <int N>
+static __device__ __forceinline__ void decode_group(uint32_t weights, uint32_t (&a)[width<N>::group][16])
 {
     const int thread = threadIdx.x % WARPGROUP;
 #pragma unroll
@@ -285,8 +285,7 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const gem
             }
             wgmma_wait<0>();
         }
-        __syncwarp(); /* orders all lanes' reads of the packed weights before the arrival */
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+        barrier_arrive(empty);
     }
 }
 
@@ -305,14 +304,15 @@ struct row_pair {
 
 static __device__ __forceinline__ row_pair rows_of_thread(const gemm_call &call, int l, int tile)
 {
-    const float *bias =
-        call.bias + ((int64_t)l * call.n_tiles + tile) * CUDA_TILE_ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+    const float *bias = call.bias + ((int64_t)l * call.n_tiles + tile) * CUDA_TILE_ROWS +
+                        threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
     return {{bias[0], bias[8]}, call.unit[l], call.params[l]};
 }
 
 /* Gated gate/up: a thread's rows are a gate and its up, so it has one column of v' [row, I].  Two-byte stores, eight
- * lanes a row, reach memory as well as wider ones would after an exchange between lanes, and any such exchange (movmatrix,
- * shfl) makes the compiler give up uniform registers in the loop over k: a tenth of the whole GEMM at small T. */
+ * lanes a row, reach memory as well as wider ones would after an exchange between lanes, and any such exchange
+ * (movmatrix, shfl) makes the compiler give up uniform registers in the loop over k: a tenth of the whole GEMM at small
+ * T. */
 template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_gated(const gemm_call &call, const token_tile &tokens, int tile,
                                                    const float (&d)[N / 2])
@@ -371,8 +371,8 @@ static __device__ __forceinline__ void consume_item(const gemm_call &call, const
 
 /* The narrowest width that holds the item's tokens. */
 template <moe4_activation activation, int N, int... wider>
-static __device__ __forceinline__ void consume_narrowest(const gemm_call &call, const gemm_ring &ring, ring_position &at,
-                                                         const gemm_item &item)
+static __device__ __forceinline__ void consume_narrowest(const gemm_call &call, const gemm_ring &ring,
+                                                         ring_position &at, const gemm_item &item)
 {
     if constexpr (sizeof...(wider) > 0) {
         if (item.tokens.n_rows > N) {
@@ -388,7 +388,8 @@ template <moe4_activation activation> static __device__ void consume(const gemm_
     const int n_items = *call.n_token_tiles * item_groups(call);
     ring_position at;
     for (int index = blockIdx.x; index < n_items; index += gridDim.x)
-        consume_narrowest<activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at, item_at(call, index));
+        consume_narrowest<activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at,
+                                                                                            item_at(call, index));
 }
 
 template <moe4_activation activation>
@@ -400,7 +401,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_cons
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(ring.full + s * 8, WARPGROUP);
-            barrier_init(ring.empty + s * 8, 4 * G);
+            barrier_init(ring.empty + s * 8, G * WARPGROUP);
         }
         barrier_init_fence();
     }

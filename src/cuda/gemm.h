@@ -15,9 +15,9 @@ struct token_tile {
 
 /* Device pointers throughout. */
 struct gemm_call {
-    const uint8_t *weights; /* [L][n_tiles][n_steps] packed steps */
-    const float *bias;      /* [L][n_tiles][64] */
-    const float *unit;      /* [L] 2^base, which sums are multiplied with */
+    const uint8_t *weights;                 /* [L][n_tiles][n_steps] packed steps */
+    const float *bias;                      /* [L][n_tiles][64] */
+    const float *unit;                      /* [L] 2^base, which sums are multiplied with */
     const struct activation_params *params; /* [L] */
     int32_t n_tiles, n_steps;
     int32_t K; /* columns of x */

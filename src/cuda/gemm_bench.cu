@@ -168,9 +168,16 @@ setup prepare(bool fill)
     s.v = device_array<uint16_t>((size_t)R * I), s.z = device_array<uint16_t>((size_t)R * H);
     float *unit = device_copy(std::vector<float>(L, 1.0f));
     activation_params *params = device_copy(std::vector<activation_params>(L, {1.702f, 1.0f, 7.0f}));
-    s.gate_up = {w1, device_copy(s.bias1), unit, params, tiles1, STEPS, H, device_copy(s.x), H,
-                 nullptr, nullptr, nullptr, 0, s.v, I, I};
-    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, 0, s.z, H, H};
+    s.gate_up = {w1,      device_copy(s.bias1),
+                 unit,    params,
+                 tiles1,  STEPS,
+                 H,       device_copy(s.x),
+                 H,       nullptr,
+                 nullptr, nullptr,
+                 0,       s.v,
+                 I,       I};
+    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, 0, s.z, H,
+              H};
     for (auto *kernel : {gate_up_kernel, down_kernel})
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GEMM_SHARED_BYTES), "shared");
     check(cudaDeviceSynchronize(), "setup");
@@ -254,7 +261,8 @@ std::vector<uint8_t> fetch_tile(const gemm_call &call, int l, int tile)
     size_t bytes = (size_t)STEPS * CUDA_STEP_BYTES;
     std::vector<uint8_t> host(bytes);
     check(cudaMemcpy(host.data(), call.weights + ((size_t)l * call.n_tiles + tile) * bytes, bytes,
-                     cudaMemcpyDeviceToHost), "tile");
+                     cudaMemcpyDeviceToHost),
+          "tile");
     return host;
 }
 
@@ -269,7 +277,8 @@ bool check_stages(const setup &s, const rows &out)
         const float *b = &s.bias1[((size_t)l * s.gate_up.n_tiles + tile) * 64];
         for (int i = 0; i < 32; i++) {
             int g = i / 8 * 16 + i % 8;
-            double gate = sum[g] + b[g], up = sum[g + 8] + b[g + 8], eg = bound(magnitude[g]), eu = bound(magnitude[g + 8]);
+            double gate = sum[g] + b[g], up = sum[g + 8] + b[g + 8], eg = bound(magnitude[g]),
+                   eu = bound(magnitude[g + 8]);
             double v = swiglu(gate, up), low = v, high = v;
             for (int c = 0; c < 4; c++) {
                 double corner = swiglu(gate + (c & 1 ? eg : -eg), up + (c & 2 ? eu : -eu));
@@ -393,16 +402,18 @@ void time_tiling(const setup &s, int N, int T)
     cudaStreamDestroy(stream);
     for (const device_grouping &g : sets) release(g);
     double bytes = experts / n_sets * STEPS * CUDA_STEP_BYTES, flops = 2.0 * T * A * H * I;
-    std::printf("T %5d tiles of %3d   gemm1 %8.4f ms %6.0f GB/s %6.1f TFLOP/s   gemm2 %8.4f ms %6.0f GB/s %6.1f TFLOP/s\n",
-                T, N, ms[0], bytes * s.gate_up.n_tiles / ms[0] * 1e-6, 2 * flops / ms[0] * 1e-9, ms[1],
-                bytes * s.down.n_tiles / ms[1] * 1e-6, flops / ms[1] * 1e-9);
+    std::printf(
+        "T %5d tiles of %3d   gemm1 %8.4f ms %6.0f GB/s %6.1f TFLOP/s   gemm2 %8.4f ms %6.0f GB/s %6.1f TFLOP/s\n", T,
+        N, ms[0], bytes * s.gate_up.n_tiles / ms[0] * 1e-6, 2 * flops / ms[0] * 1e-9, ms[1],
+        bytes * s.down.n_tiles / ms[1] * 1e-6, flops / ms[1] * 1e-9);
 }
 
 } // namespace
 
 int main(int argc, char **argv)
 {
-    const bool only_checks = argc > 1 && !std::strcmp(argv[1], "check"), small = argc > 1 && !std::strcmp(argv[1], "small");
+    const bool only_checks = argc > 1 && !std::strcmp(argv[1], "check"),
+               small = argc > 1 && !std::strcmp(argv[1], "small");
     std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
     setup s = prepare(!small);
     if (small) { /* for the sanitizer */

@@ -62,12 +62,12 @@ struct device_router {
 
 /* Where ids and weights go, either way they come about. */
 struct route_outputs {
-    int32_t *ids;     /* [T, A] */
-    float *weights;   /* [T, A] */
-    int32_t *locals;  /* [T, A] local expert, -1 = not here */
-    int32_t *row_map; /* [T, A] set to -1 */
-    int32_t *ticket;  /* set to 0, for group_rows */
-    int32_t *ids_copy;     /* these three may be NULL */
+    int32_t *ids;      /* [T, A] */
+    float *weights;    /* [T, A] */
+    int32_t *locals;   /* [T, A] local expert, -1 = not here */
+    int32_t *row_map;  /* [T, A] set to -1 */
+    int32_t *ticket;   /* set to 0, for group_rows */
+    int32_t *ids_copy; /* these three may be NULL */
     float *weights_copy;
     int16_t *replay;
     const int32_t *local_of; /* [E] */
@@ -111,12 +111,12 @@ int router_logits(const struct router_call *call, cuda_stream stream);
 struct group_call {
     struct token_count T;
     int32_t top_k, L;
-    const int32_t *locals;   /* [T, A] */
-    const uint8_t *is_exact; /* [L] */
-    int32_t *ticket;         /* 0 before and after */
-    int32_t *first, *counts; /* [L] */
-    int32_t *row_token;      /* [R] token of a routed row */
-    int32_t *row_map;        /* [T, A] routed row of a slot; those that are not local stay as they are */
+    const int32_t *locals;                  /* [T, A] */
+    const uint8_t *is_exact;                /* [L] */
+    int32_t *ticket;                        /* 0 before and after */
+    int32_t *first, *counts;                /* [L] */
+    int32_t *row_token;                     /* [R] token of a routed row */
+    int32_t *row_map;                       /* [T, A] routed row of a slot; those that are not local stay as they are */
     struct token_tile *tiles, *exact_tiles; /* by the experts' kernel */
     int32_t *n_tiles;                       /* [2] */
     int32_t *n_rows;
@@ -157,8 +157,8 @@ struct quantize_call {
     int64_t ldx, columns;
     const uint8_t *x_scale;
     int64_t ldx_scale;
-    const float *weights; /* [T], NULL = none */
-    uint16_t *out;        /* may be x */
+    const float *weights;    /* [T], NULL = none */
+    uint16_t *out;           /* may be x */
     uint8_t *codes, *scales; /* dense; NULL = not wanted */
 };
 int quantize_rows(const struct quantize_call *call, cuda_stream stream);

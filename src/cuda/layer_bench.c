@@ -1,6 +1,6 @@
 /* layer_bench: whole layers on a GPU through the public functions, from logits to y, CUDA events around graph replay.
- * Weights are random and every expert has its own copy; each replay runs several calls with logits of their own, so that
- * no cache holds what the next call needs.  Checks that a token's y has the same bits at every T.  Not part of the
+ * Weights are random and every expert has its own copy; each replay runs several calls with logits of their own, so
+ * that no cache holds what the next call needs.  Checks that a token's y has the same bits at every T.  Not part of the
  * library. */
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -107,9 +107,9 @@ struct run {
     moe4_context *context;
     moe4_layer *layer;
     const struct shape *shape;
-    uint16_t *x, *y;  /* [MAX_T, H] */
-    float *logits;    /* [MAX_T * 2, E]: set n of T tokens begins at row n*T mod MAX_T */
-    int32_t *ids;     /* [MAX_T, A] */
+    uint16_t *x, *y; /* [MAX_T, H] */
+    float *logits;   /* [MAX_T * 2, E]: set n of T tokens begins at row n*T mod MAX_T */
+    int32_t *ids;    /* [MAX_T, A] */
     void *workspace;
     size_t workspace_bytes;
     cudaStream_t stream;
@@ -196,7 +196,8 @@ static void check_bits(const struct run *run)
         fetch_y(run, 40, y);
         n_different += memcmp(y, expected, (size_t)(40 * H) * 2) != 0;
     }
-    printf("%s: bits of y at every T and in 200 repeats: %s\n", run->shape->name, n_different ? "FAIL differ" : "equal");
+    printf("%s: bits of y at every T and in 200 repeats: %s\n", run->shape->name,
+           n_different ? "FAIL differ" : "equal");
     free(expected), free(y);
 }
 
@@ -257,8 +258,8 @@ static void time_calls(const struct run *run, int64_t T)
     double bytes = experts * 3.0 * (double)(shape->H * shape->I) * 4.25 / 8;
     double flops = 6.0 * (double)(T * shape->A) * (double)(shape->H * shape->I);
     double floor_ms = fmax(bytes / 4.24e9, flops / 790e9);
-    printf("%-8s T %5lld  %8.4f ms  floor %7.4f  ratio %5.2f  %6.0f GB/s  %6.1f TFLOP/s\n", shape->name, (long long)T, ms,
-           floor_ms, ms / floor_ms, bytes / ms * 1e-6, flops / ms * 1e-9);
+    printf("%-8s T %5lld  %8.4f ms  floor %7.4f  ratio %5.2f  %6.0f GB/s  %6.1f TFLOP/s\n", shape->name, (long long)T,
+           ms, floor_ms, ms / floor_ms, bytes / ms * 1e-6, flops / ms * 1e-9);
 }
 
 int main(int argc, char **argv)

@@ -88,8 +88,7 @@ void cuda_pack_tile(const moe4_matrix *matrix, int64_t K, const struct cuda_row_
         rows[r] = source_row(order, tile, r);
         bias[r] = rows[r] < 0 || !matrix->bias ? 0.0f : load_f32(matrix->bias, matrix->bias_dtype, rows[r]);
     }
-    for (int64_t k = 0; k < K; k += CUDA_STEP_K, packed += CUDA_STEP_BYTES)
-        pack_step(matrix, K, rows, k, base, packed);
+    for (int64_t k = 0; k < K; k += CUDA_STEP_K, packed += CUDA_STEP_BYTES) pack_step(matrix, K, rows, k, base, packed);
 }
 
 float cuda_step_weight(const uint8_t *step, int32_t r, int32_t k)

@@ -41,9 +41,9 @@ enum {
     CUDA_STEP_K = 64,
     CUDA_STEP_SCALES = 128, /* bytes of scales in front of a step's codes */
     CUDA_STEP_BYTES = CUDA_STEP_SCALES + CUDA_TILE_ROWS * CUDA_STEP_K / 2,
-    CUDA_GATED_COLUMNS = 32,   /* columns of I that a gated tile yields */
-    CUDA_SCALE_OFFSET = 126,   /* stored byte = E8M0 byte - base + this */
-    CUDA_SCALE_MIN = 2,        /* of E8M0 byte - base, for exact decoding */
+    CUDA_GATED_COLUMNS = 32, /* columns of I that a gated tile yields */
+    CUDA_SCALE_OFFSET = 126, /* stored byte = E8M0 byte - base + this */
+    CUDA_SCALE_MIN = 2,      /* of E8M0 byte - base, for exact decoding */
     CUDA_SCALE_MAX = 128,
     CUDA_RAW_BASE = CUDA_SCALE_OFFSET /* stores E8M0 bytes as they are: experts that take the exact kernel */
 };
@@ -62,8 +62,8 @@ int64_t cuda_step_count(int64_t K);
 /* The matrix row behind row r of a tile; -1 where the tile is padding. */
 int64_t cuda_source_row(const struct cuda_row_order *order, int64_t tile, int32_t r);
 
-/* The base that lets a matrix [rows, K] be decoded exactly, or -1 where none does: the scales of blocks that are not all
- * zeros decide. */
+/* The base that lets a matrix [rows, K] be decoded exactly, or -1 where none does: the scales of blocks that are not
+ * all zeros decide. */
 int32_t cuda_scale_base(const moe4_matrix *matrix, int64_t rows, int64_t K);
 
 /* Packs a tile of an MXFP4 matrix [.., K] and its biases (64 floats, 0 where there is none). */

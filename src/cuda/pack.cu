@@ -16,7 +16,8 @@ __global__ void range_kernel(const __grid_constant__ pack_call call, scale_range
 {
     const int64_t n_blocks = call.rows * (call.K / BLOCK_SIZE);
     int32_t least = SCALE_NAN, most = 0;
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n_blocks; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n_blocks;
+         i += (int64_t)gridDim.x * blockDim.x) {
         int32_t scale = call.scales[i];
         if (scale != SCALE_NAN && is_zero_block(call.codes + i * BLOCK_BYTES)) continue;
         least = min(least, scale);

@@ -286,8 +286,7 @@ static moe4_status count_exact(struct moe4_context *context, struct cuda_prepare
     return status;
 }
 
-moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer,
-                               const moe4_expert_source *source)
+moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
 {
     struct cuda_prepared *prepared = layer->prepared;
     int32_t previous = device_enter(prepared->device_index);

@@ -83,7 +83,8 @@ __global__ void quantize_kernel(const __grid_constant__ quantize_call call)
             element e = load_element(call, row, k);
             call.out[row * call.columns + k] = worth(e);
             if (call.codes) call.codes[row * call.columns + k] = (uint8_t)e.code;
-            if (call.scales && k % BLOCK_SIZE == 0) call.scales[row * (call.columns / BLOCK_SIZE) + k / BLOCK_SIZE] = (uint8_t)e.scale;
+            if (call.scales && k % BLOCK_SIZE == 0)
+                call.scales[row * (call.columns / BLOCK_SIZE) + k / BLOCK_SIZE] = (uint8_t)e.scale;
         }
 }
 

@@ -76,7 +76,7 @@ __device__ int32_t take_best(int32_t *keys, int32_t n)
     int32_t key = TAKEN, index = INT32_MAX;
     for (int32_t i = lane; i < n; i += 32)
         if (keys[i] > key) key = keys[i], index = i;
-    index = (int32_t)~(uint32_t)warp_best(key, index);
+    index = (int32_t) ~(uint32_t)warp_best(key, index);
     if (index % 32 == lane) keys[index] = TAKEN;
     __syncwarp();
     return index;
@@ -143,7 +143,10 @@ __device__ double sum_of(double value)
 struct token_logits {
     const void *row;
     moe4_dtype dtype;
-    __device__ float operator[](int64_t e) const { return load_float(row, dtype, e); }
+    __device__ float operator[](int64_t e) const
+    {
+        return load_float(row, dtype, e);
+    }
 };
 
 /* The sum that scores are divided by: of the chosen in slot order, or of all. */
@@ -305,10 +308,10 @@ int route_logits(const route_logits_call *call, cuda_stream stream)
 {
     const int64_t bytes = warp_bytes(call->router);
     const int warps = bytes * 8 <= SHARED_BYTES / 4 ? 8 : bytes * 2 <= SHARED_BYTES ? 2 : 1;
-    cudaError_t error =
-        cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaError_t error = cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (error) return error;
-    return launch(route_kernel, call, (call->T.n_tokens + warps - 1) / warps, warps * 32, (size_t)bytes * warps, stream);
+    return launch(route_kernel, call, (call->T.n_tokens + warps - 1) / warps, warps * 32, (size_t)bytes * warps,
+                  stream);
 }
 
 int route_given(const route_given_call *call, cuda_stream stream)

@@ -87,8 +87,7 @@ __global__ void combine_kernel(const __grid_constant__ combine_call call)
     if (call.dtype == MOE4_DTYPE_BF16 && call.write == MOE4_WRITE_OVERWRITE && call.ldy % RUN == 0 &&
         column + RUN <= call.columns && (uintptr_t)call.y % 16 == 0) {
         uint32_t pairs[RUN / 2];
-        for (int i = 0; i < RUN / 2; i++)
-            pairs[i] = bf16_bits(sum[2 * i]) | (uint32_t)bf16_bits(sum[2 * i + 1]) << 16;
+        for (int i = 0; i < RUN / 2; i++) pairs[i] = bf16_bits(sum[2 * i]) | (uint32_t)bf16_bits(sum[2 * i + 1]) << 16;
         *(uint4 *)((uint16_t *)call.y + t * call.ldy + column) = {pairs[0], pairs[1], pairs[2], pairs[3]};
         return;
     }
