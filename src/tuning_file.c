@@ -13,6 +13,8 @@
 
 #define FORMAT "moe4 tuning, version 1"
 
+#define MAX_MICROSECONDS ((int64_t)1 << 48) /* nine years; exact in a double of milliseconds and back */
+
 enum { MAX_FILE_BYTES = 1 << 24, MAX_PATH_BYTES = 4096 };
 
 /* The fields of an entry that are integers, by name. */
@@ -62,6 +64,12 @@ static void write_string(FILE *file, const char *text)
     fputc('"', file);
 }
 
+static long long microseconds(double ms)
+{
+    double rounded = ms * 1e3 + 0.5;
+    return rounded < (double)MAX_MICROSECONDS ? (long long)rounded : (long long)MAX_MICROSECONDS;
+}
+
 static void write_tuning(const moe4_context *context, FILE *file)
 {
     fprintf(file, "{\n  \"format\": \"%s\",\n  \"library\": \"%s\",\n  \"device\": ", FORMAT, moe4_version());
@@ -74,8 +82,7 @@ static void write_tuning(const moe4_context *context, FILE *file)
         for (int f = 0; f < N_FIELDS; f++)
             fprintf(file, "\"%s\": %lld, ", fields[f].name, (long long)field_value(entry, &fields[f]));
         /* Microseconds: an integer, whatever the locale thinks of decimal points. */
-        fprintf(file, "\"us\": %lld, \"default_us\": %lld}", (long long)(entry->ms * 1e3),
-                (long long)(entry->default_ms * 1e3));
+        fprintf(file, "\"us\": %lld, \"default_us\": %lld}", microseconds(entry->ms), microseconds(entry->default_ms));
     }
     fprintf(file, "\n  ]\n}\n");
 }
@@ -124,6 +131,14 @@ static int read_integer(const struct json_value *object, const char *key, int64_
     return value && value->type == JSON_NUMBER && json_integer(value->text, value->n_bytes, result) && *result <= most;
 }
 
+static int read_ms(const struct json_value *object, const char *key, double *ms)
+{
+    int64_t us;
+    if (!read_integer(object, key, MAX_MICROSECONDS, &us)) return 0;
+    *ms = (double)us * 1e-3;
+    return 1;
+}
+
 static moe4_status read_entry(moe4_context *context, const char *path, int64_t index, const struct json_value *object,
                               moe4_tuning_entry *entry)
 {
@@ -140,8 +155,9 @@ static moe4_status read_entry(moe4_context *context, const char *path, int64_t i
         else
             memcpy(at, &narrow, sizeof narrow);
     }
-    if (read_integer(object, "us", INT64_MAX, &value)) entry->ms = (double)value * 1e-3;
-    if (read_integer(object, "default_us", INT64_MAX, &value)) entry->default_ms = (double)value * 1e-3;
+    if (!read_ms(object, "us", &entry->ms) || !read_ms(object, "default_us", &entry->default_ms))
+        return context_fail(context, MOE4_EFORMAT, "%s: entry %lld: \"us\" or \"default_us\" is no integer up to %lld",
+                            path, (long long)index, (long long)MAX_MICROSECONDS);
     if (tactic_is_valid(&entry->tactic) && entry->n_tokens >= 1) return MOE4_OK;
     return context_fail(context, MOE4_EFORMAT, "%s: entry %lld: tactic (%d, %d) for %lld tokens does not exist", path,
                         (long long)index, entry->tactic.tile_tokens, entry->tactic.claim_share,

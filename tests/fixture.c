@@ -13,6 +13,19 @@
 #include "cpu/isa.h"
 #include "ref.h"
 
+#if !defined(__has_feature)
+#define __has_feature(x) 0
+#endif
+
+int is_sanitized(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return 1;
+#else
+    return __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#endif
+}
+
 /* ---- Random numbers ---- */
 
 /* splitmix64 */

@@ -8,6 +8,9 @@
 
 #include "moe4/moe4.h"
 
+/* Whether this is a sanitizer's build, ten times slower: the longest tests do less. */
+int is_sanitized(void);
+
 /* ---- Random numbers, the same on every machine ---- */
 
 struct random {

@@ -1,5 +1,7 @@
 /* Forward, stage by stage against the oracle, over a pairwise covering array of everything that a config and a call can
- * say, in memory that begins or ends at pages that cannot be touched.  `test_forward SEED` runs another array. */
+ * say, in memory that begins or ends at pages that cannot be touched.  `test_forward SEED` runs another array;
+ * `test_forward --product [SEED [PART PARTS]]` runs every combination of the factors that semantics are about, the
+ * others drawn at random, or one of PARTS equal parts of it. */
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <stddef.h>
@@ -28,6 +30,7 @@ enum factor {
     F_OUTPUT,
     F_STORED,
     F_ROUTING,
+    F_METHOD,
     F_IDS,
     F_COMPUTE,
     F_X_DTYPE,
@@ -56,6 +59,7 @@ static int32_t n_values[N_FACTORS] = {
     [F_OUTPUT] = 3,
     [F_STORED] = 3,
     [F_ROUTING] = N_ROUTE_SOURCES,
+    [F_METHOD] = MOE4_ROUTING_HASH - MOE4_ROUTING_DEFAULT + 1,
     [F_IDS] = 4,
     [F_COMPUTE] = 2,
     [F_X_DTYPE] = 4,
@@ -82,6 +86,7 @@ struct test_case {
     moe4_layer_config config;
     struct weight_plan weights;
     struct call_plan call;
+    const int32_t *token_ids;
     moe4_isa isa;
     int32_t n_threads;
     char label[400];
@@ -179,6 +184,39 @@ static void choose_call(struct test_case *c, const int32_t *v)
     call->top_k = 1;
 }
 
+/* Method, with all that it can take: a selection bias, groups, a table, a factor. */
+static void choose_method(struct test_case *c, const int32_t *v)
+{
+    enum { VOCABULARY = 19 };
+    moe4_routing *routing = &c->config.routing;
+    const int32_t E = c->config.n_experts;
+    routing->method = (moe4_routing_method)(MOE4_ROUTING_DEFAULT + v[F_METHOD]);
+    if (routing->method == MOE4_ROUTING_LLAMA4) routing->top_k = c->call.top_k = 1;
+    if (v[F_PARAMS]) routing->scaling_factor = 2.5f;
+    if (routing->method == MOE4_ROUTING_SIGMOID_RENORM && v[F_OUTPUT]) routing->renormalize = MOE4_RENORMALIZE_NO;
+    const int is_biased = routing->method == MOE4_ROUTING_DEEPSEEK_V3 || routing->method == MOE4_ROUTING_MINIMAX2 ||
+                          routing->method == MOE4_ROUTING_SQRT_SOFTPLUS;
+    if (is_biased && v[F_BIASES]) {
+        float *bias = buffers_allocate(&c->buffers, (size_t)E * sizeof *bias);
+        for (int32_t e = 0; e < E; e++) bias[e] = (float)(e * 5 % 7 - 3) / 8;
+        routing->correction_bias = bias;
+        routing->correction_bias_dtype = MOE4_DTYPE_F32;
+    }
+    if (routing->method == MOE4_ROUTING_DEEPSEEK_V3 && E % 4 == 0 && routing->top_k <= E / 2) {
+        routing->n_group = 4;
+        routing->topk_group = 2;
+    }
+    if (routing->method != MOE4_ROUTING_HASH) return;
+    int64_t *table = buffers_allocate(&c->buffers, VOCABULARY * (size_t)routing->top_k * sizeof *table);
+    for (int32_t i = 0; i < VOCABULARY * routing->top_k; i++) table[i] = i * 11 % E;
+    int32_t *tokens = buffers_allocate(&c->buffers, (size_t)c->call.n_tokens * sizeof *tokens);
+    for (int64_t t = 0; t < c->call.n_tokens; t++) tokens[t] = (int32_t)(t * 3 % VOCABULARY);
+    routing->hash_table = table;
+    routing->hash_table_dtype = MOE4_DTYPE_I64;
+    routing->vocab_size = VOCABULARY;
+    c->token_ids = tokens;
+}
+
 static struct test_case make_case(const int32_t *v, uint64_t case_seed)
 {
     struct test_case c = {
@@ -187,6 +225,7 @@ static struct test_case make_case(const int32_t *v, uint64_t case_seed)
     choose_placement(&c, v);
     choose_activation(&c, v);
     choose_call(&c, v);
+    if (c.call.routing < ROUTE_IDS_F32) choose_method(&c, v);
     if (c.call.routing == ROUTE_OWN_ROUTER) {
         c.config.router.hidden_size = v[F_OUTPUT] == 2 ? 48 : 0;
         router_create(&c.buffers, &c.config, case_seed);
@@ -210,6 +249,7 @@ static void run_case(struct test_case *c)
     moe4_layer *layer = layer_open(context, &c->config, experts);
     struct call call = call_create(&c->buffers, &c->config, &c->call);
     call.label = c->label;
+    call.batch.token_ids = c->token_ids;
     call_must_run(&c->buffers, context, layer, &call);
     if (call.T) call_check(&call, experts, c->isa, 12);
     moe4_layer_destroy(layer);
@@ -230,12 +270,46 @@ static void test_covering_array(void **state)
     print_message("%d cases of seed %llu\n", n, (unsigned long long)seed);
 }
 
+/* ---- Every night: the full product ---- */
+
+static const enum factor product_factors[] = {F_METHOD,    F_ACTIVATION, F_COMPUTE, F_GATE_UP,
+                                              F_PLACEMENT, F_TOKENS,     F_EXPERTS, F_TOP_K};
+enum { N_PRODUCT_FACTORS = sizeof product_factors / sizeof *product_factors };
+static int64_t part, n_parts = 1;
+
+static void test_full_product(void **state)
+{
+    (void)state;
+    int64_t n_cases = 1, n_run = 0;
+    for (int i = 0; i < N_PRODUCT_FACTORS; i++) n_cases *= n_values[product_factors[i]];
+    print_message("%lld cases of seed %llu, part %lld of %lld\n", (long long)n_cases, (unsigned long long)seed,
+                  (long long)part, (long long)n_parts);
+    for (int64_t number = part; number < n_cases; number += n_parts, n_run++) {
+        struct random random = {seed * 1000003 + (uint64_t)number};
+        int32_t values[N_FACTORS];
+        int64_t rest = number;
+        for (int f = 0; f < N_FACTORS; f++) values[f] = (int32_t)random_below(&random, n_values[f]);
+        for (int i = 0; i < N_PRODUCT_FACTORS; i++) {
+            values[product_factors[i]] = (int32_t)(rest % n_values[product_factors[i]]);
+            rest /= n_values[product_factors[i]];
+        }
+        values[F_ROUTING] = (int32_t)random_below(&random, ROUTE_IDS_F32); /* methods need logits */
+        struct test_case c = make_case(values, seed + (uint64_t)number);
+        run_case(&c);
+    }
+    print_message("%lld cases run\n", (long long)n_run);
+}
+
 int main(int argc, char **argv)
 {
-    if (argc > 1) seed = strtoull(argv[1], NULL, 10);
+    const int is_product = argc > 1 && strcmp(argv[1], "--product") == 0;
+    if (argc > 1 + is_product) seed = strtoull(argv[1 + is_product], NULL, 10);
+    if (is_product && argc > 4) {
+        part = strtoll(argv[3], NULL, 10);
+        n_parts = strtoll(argv[4], NULL, 10);
+    }
     n_values[F_ISA] = isa_levels(levels);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_covering_array),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest pairs[] = {cmocka_unit_test(test_covering_array)};
+    const struct CMUnitTest product[] = {cmocka_unit_test(test_full_product)};
+    return is_product ? cmocka_run_group_tests(product, NULL, NULL) : cmocka_run_group_tests(pairs, NULL, NULL);
 }

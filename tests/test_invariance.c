@@ -34,7 +34,10 @@ struct fixture {
     struct call expected;
 };
 
-static struct fixture *fixture_create(moe4_isa isa, enum route_source routing, moe4_compute compute)
+/* The forms of call that stages tell apart. */
+enum form { FORM_IDS, FORM_LOGITS, FORM_LOGITS_MXFP8, FORM_WEIGHT_ON_INPUT, N_FORMS };
+
+static struct fixture *fixture_create(moe4_isa isa, enum form form)
 {
     struct fixture *f = calloc(1, sizeof *f);
     struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 11};
@@ -44,7 +47,13 @@ static struct fixture *fixture_create(moe4_isa isa, enum route_source routing, m
     f->context = context_open(isa, 1);
     f->layer = layer_open(f->context, &f->config, f->experts);
     f->plan = (struct call_plan){
-        .n_tokens = T, .top_k = A, .routing = routing, .ids = IDS_WILD, .compute = compute, .seed = 12};
+        .n_tokens = T,
+        .top_k = form == FORM_WEIGHT_ON_INPUT ? 1 : A,
+        .routing = form == FORM_LOGITS || form == FORM_LOGITS_MXFP8 ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
+        .ids = IDS_WILD,
+        .compute = form == FORM_LOGITS_MXFP8 ? MOE4_COMPUTE_MXFP8 : MOE4_COMPUTE_BF16,
+        .weight_use = form == FORM_WEIGHT_ON_INPUT ? MOE4_WEIGHT_ON_INPUT : MOE4_WEIGHT_ON_OUTPUT,
+        .seed = 12};
     f->expected = call_create(&f->buffers, &f->config, &f->plan);
     call_must_run(&f->buffers, f->context, f->layer, &f->expected);
     return f;
@@ -60,13 +69,12 @@ static void fixture_destroy(struct fixture *f)
 
 typedef void fixture_test(struct fixture *f, moe4_isa isa);
 
-/* Every level, either form of call, either compute mode. */
+/* Every level, every form of call. */
 static void on_every_level(fixture_test *test)
 {
     for (int32_t i = 0; i < n_levels; i++)
-        for (int j = 0; j < 3; j++) {
-            struct fixture *f = fixture_create(levels[i], j ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
-                                               j == 2 ? MOE4_COMPUTE_MXFP8 : MOE4_COMPUTE_BF16);
+        for (int form = 0; form < N_FORMS; form++) {
+            struct fixture *f = fixture_create(levels[i], (enum form)form);
             test(f, levels[i]);
             fixture_destroy(f);
         }
@@ -130,7 +138,7 @@ static void test_borrowed_pool(void **state)
 static void test_fork(void **state)
 {
     (void)state;
-    struct fixture *f = fixture_create(MOE4_ISA_AUTO, ROUTE_LOGITS_F32, MOE4_COMPUTE_BF16);
+    struct fixture *f = fixture_create(MOE4_ISA_AUTO, FORM_LOGITS);
     moe4_context *context = context_open(MOE4_ISA_AUTO, 3);
     struct call before = run_again(f, context, f->layer), call = call_create(&f->buffers, &f->config, &f->plan);
     call_compare(&f->expected, &before);
@@ -164,8 +172,9 @@ static struct call take_tokens(struct fixture *f, const int64_t *tokens, int64_t
         if (call.is_routed) {
             memcpy((float *)call.logits.logits + i * E, (const float *)all->logits.logits + tokens[i] * E, E * 4);
         } else {
-            memcpy((int32_t *)call.topk.ids + i * A, all->topk.ids + tokens[i] * A, A * 4);
-            memcpy((float *)call.topk.weights + i * A, (const float *)all->topk.weights + tokens[i] * A, A * 4);
+            const int64_t a = call.A, from = tokens[i] * a;
+            memcpy((int32_t *)call.topk.ids + i * a, all->topk.ids + from, (size_t)a * 4);
+            memcpy((float *)call.topk.weights + i * a, (const float *)all->topk.weights + from, (size_t)a * 4);
         }
     }
     call_must_run(&f->buffers, f->context, f->layer, &call);
@@ -228,7 +237,7 @@ static void test_chunks(void **state)
 static void test_relabelled_experts(void **state)
 {
     (void)state;
-    struct fixture *f = fixture_create(MOE4_ISA_AUTO, ROUTE_IDS_F32, MOE4_COMPUTE_BF16);
+    struct fixture *f = fixture_create(MOE4_ISA_AUTO, FORM_IDS);
     moe4_expert experts[E - 1];
     int32_t map[E];
     for (int32_t e = 0; e < E - 1; e++) map[e] = (e * 3 + 2) % (E - 1), experts[map[e]] = f->experts[e];
@@ -259,7 +268,7 @@ static void test_relabelled_experts(void **state)
 static void test_2000_runs(void **state)
 {
     (void)state;
-    struct fixture *f = fixture_create(MOE4_ISA_AUTO, ROUTE_LOGITS_F32, MOE4_COMPUTE_BF16);
+    struct fixture *f = fixture_create(MOE4_ISA_AUTO, FORM_LOGITS);
     moe4_context *context = context_open(MOE4_ISA_AUTO, 2);
     struct call call = run_again(f, context, f->layer);
     for (int i = 0; i < 2000; i++) {

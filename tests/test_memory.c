@@ -40,6 +40,7 @@ static void test_poisoned_workspace_and_outputs(void **state)
     for (int32_t i = 0; i < n_levels * 4; i++) {
         struct buffers buffers = {BUFFERS_PLAIN, NULL};
         moe4_layer_config config = layer_config(96, 160, 7, 3);
+        config.n_local_experts = 5;
         struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 2};
         moe4_expert *experts = weights_create(&buffers, &config, &weights);
         moe4_context *context = context_open(levels[i / 4], 2);

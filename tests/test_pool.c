@@ -62,7 +62,7 @@ static void test_widths(void **state)
         struct pool *pool = pool_create(&allocator, width);
         assert_non_null(pool);
         assert_int_equal(pool_width(pool), width);
-        run_rounds(pool, width <= pool_available_cpus() ? 20000 : 1000);
+        run_rounds(pool, width <= pool_available_cpus() ? 5000 : 500);
         pool_destroy(pool);
     }
 }

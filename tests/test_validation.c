@@ -400,6 +400,8 @@ static void test_struct_sizes(void **state)
 
     /* An older caller's query ends before n_tokens: what lies behind it is not the library's to read. */
     newer.query.n_tokens = -1;
+    newer.query.size = sizeof newer.query;
+    assert_int_equal(moe4_supports(context, &newer.query), MOE4_EINVAL);
     newer.query.size = offsetof(moe4_query, n_tokens);
     assert_int_equal(moe4_supports(context, &newer.query), MOE4_OK);
     moe4_context_destroy(context);

@@ -22,7 +22,7 @@ extern "C" {
 
 typedef struct moe4_tensor {
     const char *name;
-    const char *dtype; /* the file's own word: "BF16", "U8", "F8_E8M0", ... */
+    const char *dtype; /* the file's own word: "BF16", "U8", "F8_E8M0", ...; GGUF's: "F32", "MXFP4", "Q8_0", ... */
     int32_t rank;
     int64_t shape[MOE4_TENSOR_MAX_RANK]; /* logical, outermost first */
     int64_t n_bytes;
@@ -32,8 +32,9 @@ typedef struct moe4_tensor {
 
 typedef struct moe4_tensors moe4_tensors;
 
-/* Opens a .safetensors file, or a folder: the shards of model.safetensors.index.json, without it model.safetensors
- * alone, without that every *.safetensors in it.  Reads headers only; keeps the files open.
+/* Opens a .safetensors or .gguf file, or a folder: the shards of model.safetensors.index.json, without it
+ * model.safetensors alone, without that every *.safetensors in it, without any the one GGUF model.  A GGUF file that is one
+ * of several (NAME-00001-of-00003.gguf) brings the others.  Reads headers only; keeps the files open.
  * MOE4_EIO: the system refused; MOE4_EFORMAT: a header breaks the format, a shard is missing or names clash. */
 MOE4_API moe4_status moe4_tensors_open(moe4_context *context, const char *path, moe4_tensors **tensors);
 MOE4_API void moe4_tensors_close(moe4_tensors *tensors);
@@ -48,7 +49,8 @@ MOE4_API const moe4_tensor *moe4_tensors_find(const moe4_tensors *tensors, const
 MOE4_API moe4_status moe4_tensors_read(moe4_context *context, const moe4_tensors *tensors, const moe4_tensor *tensor,
                                        int64_t first, int64_t n_bytes, void *buffer);
 
-/* A string from the header's __metadata__ (of the first file that has the key); NULL if absent. */
+/* A string from the header's __metadata__, or the text of a GGUF value that is no array (of the first file that has the
+ * key); NULL if absent. */
 MOE4_API const char *moe4_tensors_metadata(const moe4_tensors *tensors, const char *key);
 
 typedef struct moe4_writer moe4_writer;
@@ -69,20 +71,27 @@ MOE4_API void moe4_writer_discard(moe4_writer *writer);
 
 typedef struct moe4_checkpoint moe4_checkpoint;
 
-/* Opens a checkpoint: a folder with config.json and *.safetensors.  Recognises the family and lists its MoE layers;
- * reads headers and config only.  A layer none of whose expert tensors is here is not listed: a folder may hold a part
- * of a model.  One that lacks some of its tensors is listed, and refused when it is opened. */
+/* Opens a checkpoint: a folder with config.json and *.safetensors, a .gguf file, or a folder of one.  Recognises model and
+ * layout and lists the MoE layers whose routed experts are MXFP4; reads headers and config only.  What surrounds the
+ * routed experts (shared experts, latent projections, attention) is not run, only told apart.
+ * A layer none of whose expert tensors is here is not listed: a folder may hold a part of a model.  One that lacks some of
+ * its tensors is listed, and refused when it is opened.  MOE4_EUNSUPPORTED, naming it, for whatever cannot be read
+ * right. */
 MOE4_API moe4_status moe4_checkpoint_open(moe4_context *context, const char *path, moe4_checkpoint **checkpoint);
 MOE4_API void moe4_checkpoint_close(moe4_checkpoint *checkpoint);
 
 typedef struct moe4_checkpoint_info {
     size_t size;
-    const char *family;     /* "gpt-oss" */
-    const char *layout;     /* "gpt-oss released" */
-    int32_t n_model_layers; /* as the config says */
-    int32_t n_moe_layers;   /* that are here and can be read */
+    const char *family;        /* the model: "gpt-oss", "Kimi-K3", ... */
+    const char *layout;        /* how it is stored: "gpt-oss released", "GGUF", ... */
+    int32_t n_model_layers;    /* as the config says */
+    int32_t n_moe_layers;      /* that are here and can be read, extra ones included */
+    int32_t n_extra_layers;    /* for multi-token prediction, numbered from n_model_layers */
+    int32_t n_other_layers;    /* MoE layers that are here, but not in MXFP4 */
+    int32_t n_shared_experts;  /* beside the routed ones of a layer, as the config says */
+    int64_t model_hidden_size; /* what the router sees; larger than the layers' hidden_size in latent models */
 } moe4_checkpoint_info;
-#define MOE4_CHECKPOINT_INFO_INIT {sizeof(moe4_checkpoint_info), 0, 0, 0, 0}
+#define MOE4_CHECKPOINT_INFO_INIT {sizeof(moe4_checkpoint_info), 0, 0, 0, 0, 0, 0, 0, 0}
 MOE4_API moe4_status moe4_checkpoint_describe(const moe4_checkpoint *checkpoint, moe4_checkpoint_info *info);
 
 /* Model layer number of the index-th MoE layer, ascending; -1 past the end. */
@@ -90,6 +99,18 @@ MOE4_API int32_t moe4_checkpoint_layer_number(const moe4_checkpoint *checkpoint,
 
 /* All tensors of the checkpoint. */
 MOE4_API const moe4_tensors *moe4_checkpoint_tensors(const moe4_checkpoint *checkpoint);
+
+/* What a tensor is to the MoE layers. */
+typedef enum moe4_tensor_role {
+    MOE4_ROLE_OTHER = 0,     /* attention, norms, dense layers, ... */
+    MOE4_ROLE_EXPERT,        /* of routed experts, in any precision */
+    MOE4_ROLE_ROUTER,        /* weight, biases, hash table */
+    MOE4_ROLE_SHARED_EXPERT, /* experts that every token takes */
+    MOE4_ROLE_LATENT         /* between the model's width and that of its experts */
+} moe4_tensor_role;
+/* By its name; *layer_number (may be NULL) is the model layer in whose MoE block it lies, -1 for none. */
+MOE4_API moe4_tensor_role moe4_checkpoint_role(const moe4_checkpoint *checkpoint, const moe4_tensor *tensor,
+                                               int32_t *layer_number);
 
 typedef struct moe4_layer_reader moe4_layer_reader;
 
@@ -103,7 +124,8 @@ typedef struct moe4_reader_options {
 } moe4_reader_options;
 #define MOE4_READER_OPTIONS_INIT {sizeof(moe4_reader_options), 0, 0, 0, 0}
 
-/* Prepares to read model layer `layer_number`: checks every tensor of it against the config and reads the router.
+/* Prepares to read model layer `layer_number`: checks every tensor of its local experts against the config and reads the
+ * router.
  * Holds buffers for one expert.  options may be NULL.  The checkpoint must outlive the reader. */
 MOE4_API moe4_status moe4_layer_reader_open(moe4_context *context, const moe4_checkpoint *checkpoint,
                                             int32_t layer_number, const moe4_reader_options *options,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/dims.h"
 #include "io/check.h"
 #include "io/checkpoint.h"
 #include "io/layer_reader.h"
@@ -45,15 +46,15 @@ static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, 
     *plan = (struct plan){
         .tensors = checkpoint->tensors,
         .family = checkpoint->family,
+        .spelling = &checkpoint->spelling,
         .model = &checkpoint->model,
         .layer_number = layer_number,
         .first_expert = reader->options.first_expert,
         .n_local = reader->options.n_experts,
     };
-    size_t n_slices = (size_t)plan->n_local * (size_t)plan->family->n_slices;
-    plan->slices = memory_allocate_zeroed(&reader->allocator, n_slices * sizeof *plan->slices);
-    if (!plan->slices) return context_fail_memory(context, "a layer's plan", n_slices * sizeof *plan->slices);
-    return plan->family->plan_layer(context, plan);
+    moe4_status status = plan_fill(context, plan);
+    reader->config = plan->config;
+    return status;
 }
 
 /* Memory for one expert, every part aligned. */
@@ -70,23 +71,41 @@ static moe4_status allocate_buffer(moe4_context *context, moe4_layer_reader *rea
     return reader->buffer ? MOE4_OK : context_fail_memory(context, "one expert", (size_t)reader->buffer_bytes);
 }
 
+/* Hands what was read to the layer's config. */
+static void set_sources(moe4_layer_config *config, const struct plan *plan, uint8_t *const *at)
+{
+    moe4_router *router = &config->router;
+    moe4_routing *routing = &config->routing;
+    int64_t width = plan->model->router_size;
+    router->weight = at[SOURCE_ROUTER_WEIGHT];
+    router->weight_dtype = plan->source_dtypes[SOURCE_ROUTER_WEIGHT];
+    router->bias = at[SOURCE_ROUTER_BIAS];
+    router->bias_dtype = plan->source_dtypes[SOURCE_ROUTER_BIAS];
+    router->hidden_size = width == config->hidden_size ? 0 : width;
+    routing->correction_bias = at[SOURCE_SELECTION_BIAS];
+    routing->correction_bias_dtype = plan->source_dtypes[SOURCE_SELECTION_BIAS];
+    routing->hash_table = at[SOURCE_HASH_TABLE];
+    routing->hash_table_dtype = plan->source_dtypes[SOURCE_HASH_TABLE];
+}
+
 static moe4_status read_router(moe4_context *context, moe4_layer_reader *reader)
 {
     const struct plan *plan = &reader->plan;
-    const moe4_tensor *weight = plan->router_weight, *bias = plan->router_bias;
-    if (!weight) return MOE4_OK;
-    int64_t bias_at = round_up(weight->n_bytes, PART_ALIGNMENT);
-    reader->router_bytes = bias_at + (bias ? bias->n_bytes : 0);
+    uint8_t *at[N_SOURCES] = {NULL};
+    for (int i = 0; i < N_SOURCES; i++)
+        if (plan->sources[i]) reader->router_bytes += round_up(plan->sources[i]->n_bytes, PART_ALIGNMENT);
     reader->router = memory_allocate(&reader->allocator, (size_t)reader->router_bytes);
     if (!reader->router) return context_fail_memory(context, "a router", (size_t)reader->router_bytes);
-    moe4_status status = moe4_tensors_read(context, plan->tensors, weight, 0, weight->n_bytes, reader->router);
-    if (status == MOE4_OK && bias)
-        status = moe4_tensors_read(context, plan->tensors, bias, 0, bias->n_bytes, reader->router + bias_at);
-    moe4_router *router = &reader->config.router;
-    router->weight = reader->router;
-    router->weight_dtype = plan->router_weight_dtype;
-    router->bias = bias ? reader->router + bias_at : NULL;
-    router->bias_dtype = bias ? plan->router_bias_dtype : MOE4_DTYPE_NONE;
+    uint8_t *next = reader->router;
+    moe4_status status = MOE4_OK;
+    for (int i = 0; i < N_SOURCES && status == MOE4_OK; i++) {
+        const moe4_tensor *source = plan->sources[i];
+        if (!source) continue;
+        at[i] = next;
+        next += round_up(source->n_bytes, PART_ALIGNMENT);
+        status = moe4_tensors_read(context, plan->tensors, source, 0, source->n_bytes, at[i]);
+    }
+    set_sources(&reader->config, plan, at);
     return status;
 }
 
@@ -103,9 +122,8 @@ moe4_status moe4_layer_reader_open(moe4_context *context, const moe4_checkpoint 
     moe4_layer_reader *reader = memory_allocate_zeroed(&context->allocator, sizeof *reader);
     if (!reader) return context_fail_memory(context, "a layer reader", sizeof *reader);
     reader->allocator = context->allocator;
-    reader->config = checkpoint->model.layer;
     status = adopt_struct(context, "options", given ? given : &defaults, &reader->options, sizeof reader->options);
-    if (status == MOE4_OK) status = check_range(context, reader->config.n_experts, &reader->options);
+    if (status == MOE4_OK) status = check_range(context, checkpoint->model.layer.n_experts, &reader->options);
     if (status == MOE4_OK) status = plan_layer(context, reader, checkpoint, layer_number);
     if (status == MOE4_OK) status = allocate_buffer(context, reader);
     if (status == MOE4_OK) status = read_router(context, reader);
@@ -124,9 +142,7 @@ void moe4_layer_reader_close(moe4_layer_reader *reader)
     if (!reader) return;
     moe4_allocator allocator = reader->allocator;
     const struct plan *plan = &reader->plan;
-    if (plan->slices)
-        memory_release(&allocator, plan->slices,
-                       (size_t)plan->n_local * (size_t)plan->family->n_slices * sizeof *plan->slices);
+    memory_release(&allocator, plan->slices, plan_slices_bytes(plan));
     memory_release(&allocator, reader->buffer, (size_t)reader->buffer_bytes);
     memory_release(&allocator, reader->router, (size_t)reader->router_bytes);
     memory_release(&allocator, reader, sizeof *reader);
@@ -146,7 +162,7 @@ static moe4_matrix matrix_of(const moe4_layer_reader *reader, int matrix)
         .codes = reader->buffer + at[PART_CODES],
         .scales = reader->buffer + at[PART_SCALES],
         .bias = has_bias ? reader->buffer + at[PART_BIAS] : NULL,
-        .bias_dtype = has_bias ? reader->plan.bias_dtype : MOE4_DTYPE_NONE,
+        .bias_dtype = reader->plan.bias_dtypes[matrix],
     };
 }
 
@@ -161,6 +177,47 @@ static moe4_status report_progress(moe4_context *context, moe4_layer_reader *rea
                         reader->bytes_total);
 }
 
+/* Blocks of 17 bytes - the scale, then byte j with element j in its low and j + 16 in its high nibble - become 16 bytes
+ * of codes, byte j with elements 2j and 2j + 1, and a scale. */
+static void unpack_blocks(const uint8_t *blocks, int64_t n_blocks, uint8_t *codes, uint8_t *scales)
+{
+    enum { HALF = BLOCK_BYTES / 2 };
+    for (int64_t b = 0; b < n_blocks; b++, blocks += 1 + BLOCK_BYTES, codes += BLOCK_BYTES) {
+        const uint8_t *packed = blocks + 1;
+        scales[b] = blocks[0];
+        for (int j = 0; j < HALF; j++) {
+            codes[j] = (uint8_t)((packed[2 * j] & 0x0F) | packed[2 * j + 1] << 4);
+            codes[HALF + j] = (uint8_t)(packed[2 * j] >> 4 | (packed[2 * j + 1] & 0xF0));
+        }
+    }
+}
+
+static moe4_status read_blocks(moe4_context *context, moe4_layer_reader *reader, const struct slice *slice)
+{
+    enum { BLOCKS_AT_ONCE = 960, FILE_BYTES = 1 + BLOCK_BYTES };
+    uint8_t blocks[BLOCKS_AT_ONCE * FILE_BYTES];
+    const int64_t *at = reader->part_at[slice->matrix];
+    uint8_t *codes = reader->buffer + at[PART_CODES] + slice->part_at;
+    uint8_t *scales = reader->buffer + at[PART_SCALES] + slice->part_at / BLOCK_BYTES;
+    int64_t n_blocks = slice->n_bytes / FILE_BYTES;
+    for (int64_t done = 0; done < n_blocks;) {
+        int64_t n = n_blocks - done < BLOCKS_AT_ONCE ? n_blocks - done : BLOCKS_AT_ONCE;
+        moe4_status status = moe4_tensors_read(context, reader->plan.tensors, slice->tensor,
+                                               slice->first + done * FILE_BYTES, n * FILE_BYTES, blocks);
+        if (status != MOE4_OK) return status;
+        unpack_blocks(blocks, n, codes + done * BLOCK_BYTES, scales + done);
+        done += n;
+    }
+    return MOE4_OK;
+}
+
+static moe4_status read_slice(moe4_context *context, moe4_layer_reader *reader, const struct slice *slice)
+{
+    if (slice->form == SLICE_GGUF_BLOCKS) return read_blocks(context, reader, slice);
+    uint8_t *to = reader->buffer + reader->part_at[slice->matrix][slice->part] + slice->part_at;
+    return moe4_tensors_read(context, reader->plan.tensors, slice->tensor, slice->first, slice->n_bytes, to);
+}
+
 moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
                                    moe4_expert *expert)
 {
@@ -171,12 +228,8 @@ moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *rea
     if (local_expert < 0 || local_expert >= plan->n_local)
         return context_fail(context, MOE4_EINVAL, "local expert %" PRId32 ", expected 0 to %" PRId32, local_expert,
                             plan->n_local - 1);
-    const struct slice *slices = plan->slices + (int64_t)local_expert * plan->family->n_slices;
-    for (int32_t i = 0; i < plan->family->n_slices && status == MOE4_OK; i++) {
-        const struct slice *slice = &slices[i];
-        uint8_t *to = reader->buffer + reader->part_at[slice->matrix][slice->part] + slice->part_at;
-        status = moe4_tensors_read(context, plan->tensors, slice->tensor, slice->first, slice->n_bytes, to);
-    }
+    const struct slice *slices = plan->slices + (int64_t)local_expert * MAX_SLICES;
+    for (int32_t i = 0; i < plan->n_slices && status == MOE4_OK; i++) status = read_slice(context, reader, &slices[i]);
     if (status == MOE4_OK) status = report_progress(context, reader);
     if (status != MOE4_OK) return status;
     *expert = (moe4_expert){matrix_of(reader, MATRIX_GATE_UP), matrix_of(reader, MATRIX_DOWN)};

@@ -13,7 +13,7 @@ struct moe4_layer_reader {
     int64_t part_at[N_MATRICES][N_PARTS]; /* in buffer */
     uint8_t *buffer;                      /* one expert */
     int64_t buffer_bytes;
-    uint8_t *router; /* weight, then bias */
+    uint8_t *router; /* every source of the plan */
     int64_t router_bytes;
     int64_t expert_bytes, bytes_done, bytes_total; /* as the files have them, for progress */
 };

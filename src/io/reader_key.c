@@ -58,6 +58,15 @@ static void hash_slice(XXH3_state_t *hash, const struct slice *slice)
     hash_number(hash, slice->n_bytes);
 }
 
+/* A tensor that is read whole, with its file. */
+static void hash_source(XXH3_state_t *hash, const moe4_tensor *tensor)
+{
+    hash_file(hash, tensor->file);
+    hash_text(hash, tensor->name);
+    hash_text(hash, tensor->dtype);
+    hash_number(hash, tensor->offset);
+}
+
 moe4_status moe4_layer_reader_key(const moe4_layer_reader *reader, char key[33])
 {
     if (!reader || !key) return MOE4_EINVAL;
@@ -70,11 +79,14 @@ moe4_status moe4_layer_reader_key(const moe4_layer_reader *reader, char key[33])
     hash_number(&hash, plan->n_local);
     hash_config(&hash, &reader->config);
     const char *file = NULL;
-    for (int64_t i = 0; i < (int64_t)plan->n_local * plan->family->n_slices; i++) {
-        const struct slice *slice = &plan->slices[i];
-        if (!file || strcmp(slice->tensor->file, file) != 0) hash_file(&hash, file = slice->tensor->file);
-        hash_slice(&hash, slice);
-    }
+    for (int32_t l = 0; l < plan->n_local; l++)
+        for (int32_t i = 0; i < plan->n_slices; i++) {
+            const struct slice *slice = &plan->slices[(int64_t)l * MAX_SLICES + i];
+            if (!file || strcmp(slice->tensor->file, file) != 0) hash_file(&hash, file = slice->tensor->file);
+            hash_slice(&hash, slice);
+        }
+    for (int i = 0; i < N_SOURCES; i++)
+        if (plan->sources[i]) hash_source(&hash, plan->sources[i]);
     XXH128_hash_t value = XXH3_128bits_digest(&hash);
     snprintf(key, 33, "%016llx%016llx", (unsigned long long)value.high64, (unsigned long long)value.low64);
     return MOE4_OK;

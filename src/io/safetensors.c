@@ -134,37 +134,10 @@ static moe4_status read_tensor(struct header *header)
     moe4_status status = read_fields(header, &tensor);
     if (status == MOE4_OK) status = check_size(header, &tensor);
     if (status != MOE4_OK) return status;
-    moe4_tensor *items =
-        array_grow(&tensors->allocator, tensors->items, &tensors->capacity, tensors->count, sizeof *items);
-    if (!items) return fail_memory(header, (tensors->count + 1) * sizeof *items);
-    tensors->items = items;
-    items[tensors->count++] = tensor;
-    return MOE4_OK;
+    return tensors_add(header->context, tensors, &tensor);
 }
 
 /* ---- "__metadata__": {"format": "pt"} ---------------------------------------------------------------------------- */
-
-/* The first file that has a key wins. */
-static moe4_status add_metadata(struct header *header, const char *key, const char *value)
-{
-    moe4_tensors *tensors = header->tensors;
-    size_t file = tensors->n_files - 1;
-    struct metadata_pair *pairs = array_grow(&tensors->allocator, tensors->metadata, &tensors->metadata_capacity,
-                                             tensors->n_metadata, sizeof *pairs);
-    if (!pairs) return fail_memory(header, (tensors->n_metadata + 1) * sizeof *pairs);
-    tensors->metadata = pairs;
-    pairs[tensors->n_metadata] = (struct metadata_pair){key, value, file};
-    int64_t index = names_add(&tensors->by_key, &tensors->allocator, key, (int64_t)tensors->n_metadata);
-    if (index == NAMES_NO_MEMORY)
-        return context_fail(header->context, MOE4_ENOMEM, "out of memory for %zu strings of metadata",
-                            tensors->n_metadata + 1);
-    if (index == (int64_t)tensors->n_metadata)
-        tensors->n_metadata++;
-    else if (pairs[index].file == file)
-        return context_fail(header->context, MOE4_EFORMAT, "%s: " METADATA_KEY " has \"%s\" twice",
-                            show_file(header->file->path).text, show_name(key).text);
-    return MOE4_OK;
-}
 
 static moe4_status read_metadata(struct header *header)
 {
@@ -180,7 +153,7 @@ static moe4_status read_metadata(struct header *header)
         if (json_next(scanner) != JSON_STRING) return fail_json(header, "a string");
         const char *value = arena_copy(&tensors->strings, &tensors->allocator, scanner->token, scanner->token_bytes);
         if (!value) return fail_memory(header, scanner->token_bytes);
-        moe4_status status = add_metadata(header, key, value);
+        moe4_status status = tensors_add_metadata(header->context, tensors, key, value, JSON_STRING);
         if (status != MOE4_OK) return status;
     }
     return MOE4_OK;
@@ -250,25 +223,6 @@ static moe4_status place_tensors(const struct header *header, size_t first)
                         show_file(header->file->path).text, end, data_bytes);
 }
 
-static moe4_status enter_names(const struct header *header, size_t first)
-{
-    moe4_tensors *tensors = header->tensors;
-    for (size_t i = first; i < tensors->count; i++) {
-        const moe4_tensor *tensor = &tensors->items[i];
-        int64_t index = names_add(&tensors->by_name, &tensors->allocator, tensor->name, (int64_t)i);
-        if (index == (int64_t)i) continue;
-        if (index == NAMES_NO_MEMORY)
-            return context_fail(header->context, MOE4_ENOMEM, "out of memory for a table of %zu tensor names", i + 1);
-        if ((size_t)index >= first)
-            return context_fail(header->context, MOE4_EFORMAT, "%s: tensor \"%s\" is there twice",
-                                show_file(header->file->path).text, show_name(tensor->name).text);
-        return context_fail(header->context, MOE4_EFORMAT, "tensor \"%s\" is in both %s and %s",
-                            show_name(tensor->name).text, show_file(tensors->items[index].file).text,
-                            show_file(tensor->file).text);
-    }
-    return MOE4_OK;
-}
-
 /* Reads N and checks it against the format's limit and the file, before anything of that size is allocated. */
 static moe4_status read_length(moe4_context *context, const struct file *file, int64_t *length)
 {
@@ -306,6 +260,6 @@ moe4_status safetensors_read_header(moe4_context *context, moe4_tensors *tensors
     if (status == MOE4_OK) status = read_entries(&header);
     memory_release(&tensors->allocator, text, (size_t)length);
     if (status == MOE4_OK) status = place_tensors(&header, first);
-    if (status == MOE4_OK) status = enter_names(&header, first);
+    if (status == MOE4_OK) status = tensors_enter_names(context, tensors, first);
     return status;
 }

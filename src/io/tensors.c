@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "io/check.h"
+#include "io/gguf.h"
 #include "io/safetensors.h"
 #include "io/show.h"
 
@@ -21,16 +22,69 @@ char *tensors_join(moe4_context *context, moe4_tensors *tensors, const char *fol
     return path;
 }
 
-moe4_status tensors_add_file(moe4_context *context, moe4_tensors *tensors, const char *path)
+moe4_status tensors_open_file(moe4_context *context, moe4_tensors *tensors, const char *path)
 {
     struct file *files =
         array_grow(&tensors->allocator, tensors->files, &tensors->files_capacity, tensors->n_files, sizeof *files);
     if (!files) return context_fail_memory(context, "a list of files", (tensors->n_files + 1) * sizeof *files);
     tensors->files = files;
     moe4_status status = file_open(context, path, &files[tensors->n_files]);
-    if (status != MOE4_OK) return status;
-    tensors->n_files++;
-    return safetensors_read_header(context, tensors);
+    if (status == MOE4_OK) tensors->n_files++;
+    return status;
+}
+
+moe4_status tensors_add_file(moe4_context *context, moe4_tensors *tensors, const char *path)
+{
+    moe4_status status = tensors_open_file(context, tensors, path);
+    return status == MOE4_OK ? safetensors_read_header(context, tensors) : status;
+}
+
+moe4_status tensors_add(moe4_context *context, moe4_tensors *tensors, const moe4_tensor *tensor)
+{
+    moe4_tensor *items =
+        array_grow(&tensors->allocator, tensors->items, &tensors->capacity, tensors->count, sizeof *items);
+    if (!items) return context_fail_memory(context, file_name(tensor->file), (tensors->count + 1) * sizeof *items);
+    tensors->items = items;
+    items[tensors->count++] = *tensor;
+    return MOE4_OK;
+}
+
+moe4_status tensors_enter_names(moe4_context *context, moe4_tensors *tensors, size_t first)
+{
+    for (size_t i = first; i < tensors->count; i++) {
+        const moe4_tensor *tensor = &tensors->items[i];
+        int64_t index = names_add(&tensors->by_name, &tensors->allocator, tensor->name, (int64_t)i);
+        if (index == (int64_t)i) continue;
+        if (index == NAMES_NO_MEMORY)
+            return context_fail(context, MOE4_ENOMEM, "out of memory for a table of %zu tensor names", i + 1);
+        if ((size_t)index >= first)
+            return context_fail(context, MOE4_EFORMAT, "%s: tensor \"%s\" is there twice", show_file(tensor->file).text,
+                                show_name(tensor->name).text);
+        return context_fail(context, MOE4_EFORMAT, "tensor \"%s\" is in both %s and %s", show_name(tensor->name).text,
+                            show_file(tensors->items[index].file).text, show_file(tensor->file).text);
+    }
+    return MOE4_OK;
+}
+
+moe4_status tensors_add_metadata(moe4_context *context, moe4_tensors *tensors, const char *key, const char *value,
+                                 json_token token)
+{
+    size_t file = tensors->n_files - 1;
+    const char *path = tensors->files[file].path;
+    struct metadata_pair *pairs = array_grow(&tensors->allocator, tensors->metadata, &tensors->metadata_capacity,
+                                             tensors->n_metadata, sizeof *pairs);
+    if (!pairs) return context_fail_memory(context, file_name(path), (tensors->n_metadata + 1) * sizeof *pairs);
+    tensors->metadata = pairs;
+    pairs[tensors->n_metadata] = (struct metadata_pair){key, value, file, token};
+    int64_t index = names_add(&tensors->by_key, &tensors->allocator, key, (int64_t)tensors->n_metadata);
+    if (index == NAMES_NO_MEMORY)
+        return context_fail(context, MOE4_ENOMEM, "out of memory for %zu strings of metadata", tensors->n_metadata + 1);
+    if (index == (int64_t)tensors->n_metadata)
+        tensors->n_metadata++;
+    else if (pairs[index].file == file)
+        return context_fail(context, MOE4_EFORMAT, "%s: " METADATA_KEY " has \"%s\" twice", show_file(path).text,
+                            show_name(key).text);
+    return MOE4_OK;
 }
 
 static moe4_status tensors_create(moe4_context *context, const char *path, moe4_tensors **created)
@@ -43,6 +97,15 @@ static moe4_status tensors_create(moe4_context *context, const char *path, moe4_
     return tensors->path ? MOE4_OK : context_fail_memory(context, "a path", strlen(path) + 1);
 }
 
+static moe4_status add_files(moe4_context *context, moe4_tensors *tensors)
+{
+    int is_gguf = gguf_is_at(tensors->path);
+    if (file_look(tensors->path) == FILE_FOLDER)
+        return is_gguf ? gguf_add_folder(context, tensors) : folder_add_files(context, tensors);
+    return is_gguf ? gguf_add_files(context, tensors, tensors->path)
+                   : tensors_add_file(context, tensors, tensors->path);
+}
+
 moe4_status moe4_tensors_open(moe4_context *context, const char *path, moe4_tensors **tensors)
 {
     moe4_tensors *opened = NULL;
@@ -52,10 +115,7 @@ moe4_status moe4_tensors_open(moe4_context *context, const char *path, moe4_tens
     status = check_argument(context, "path", path);
     if (status == MOE4_OK) status = tensors_create(context, path, &opened);
     if (status != MOE4_OK) goto fail;
-    if (file_look(path) == FILE_FOLDER)
-        status = folder_add_files(context, opened);
-    else
-        status = tensors_add_file(context, opened, opened->path);
+    status = add_files(context, opened);
     if (status != MOE4_OK) goto fail;
     *tensors = opened;
     return MOE4_OK;
@@ -97,7 +157,8 @@ const char *moe4_tensors_metadata(const moe4_tensors *tensors, const char *key)
 {
     if (!tensors || !key) return NULL;
     int64_t index = names_find(&tensors->by_key, key);
-    return index == NAMES_NONE ? NULL : tensors->metadata[index].value;
+    if (index == NAMES_NONE || tensors->metadata[index].token == JSON_ARRAY) return NULL;
+    return tensors->metadata[index].value;
 }
 
 /* The file whose path a descriptor carries: the pointer itself, so that another object's descriptor is refused. */

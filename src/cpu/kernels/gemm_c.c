@@ -8,11 +8,27 @@
 #include "cpu/kernels/kernel.h"
 #include "cpu/layout.h"
 
+/* A lane's eight codes, k = 0..7, for one row: weights[k][0]. */
+static void decode_lane(uint32_t lane, float scale, const float values[16], float (*weights)[PANEL_ROWS])
+{
+    for (int32_t pair = 0; pair < 4; pair++) {
+        weights[2 * pair][0] = values[lane >> (4 * pair) & 15] * scale;
+        weights[2 * pair + 1][0] = values[lane >> (4 * pair + 16) & 15] * scale;
+    }
+}
+
 static void decode_block(const uint8_t *block, float weights[BLOCK_SIZE][PANEL_ROWS])
 {
+    float values[16];
+    for (unsigned code = 0; code < 16; code++) values[code] = e2m1_to_f32(code);
     for (int32_t r = 0; r < PANEL_ROWS; r++) {
-        float scale = e8m0_to_f32(layout_scale(block, r));
-        for (int32_t k = 0; k < BLOCK_SIZE; k++) weights[k][r] = e2m1_to_f32(layout_code(block, r, k)) * scale;
+        const float scale = e8m0_to_f32(block[r]);
+        const uint8_t *codes = block + CODES_OFFSET + r / SUBTILE_ROWS * SUBTILE_BYTES + r % SUBTILE_ROWS * 4;
+        for (int32_t line = 0; line < SUBTILE_BYTES / LINE_BYTES; line++) {
+            uint32_t lane;
+            memcpy(&lane, codes + line * LINE_BYTES, sizeof lane);
+            decode_lane(lane, scale, values, (float(*)[PANEL_ROWS])(weights[8 * line] + r));
+        }
     }
 }
 
