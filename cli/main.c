@@ -20,6 +20,7 @@ static const struct {
     {"route", cmd_route, "route tokens: logits to expert ids and weights"},
     {"bench", cmd_bench, "time a layer against what the machine can do"},
     {"tune", cmd_tune, "measure how this machine runs a layer fastest"},
+    {"quantize", cmd_quantize, "quantise the experts of a checkpoint to MXFP4"},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };
 
