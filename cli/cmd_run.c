@@ -290,7 +290,8 @@ int cmd_run(int argc, char **argv)
         option_integer("--layer", "N", &run.layer_number, 0, 100000, "number of the layer in the model (the first)"),
         option_text("--input", "FILE", &run.input_file,
                     "safetensors file with hidden_states [T, H] and, if they are to route, router_logits [T, E] or "
-                    "topk_ids and topk_weights [T, A]"),
+                    "topk_ids and topk_weights [T, A]; token_ids [T] for hash routing; router_hidden_states [T, width] "
+                    "for a router of another width"),
         option_word("--routing", input_routing_words, &run.routing,
                     "what routes the input (auto: logits, else ids, else the layer's own router)"),
         option_integer("--tokens", "T", &run.n_tokens, 1, 1 << 20, "generate that many tokens (64)"),

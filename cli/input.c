@@ -23,14 +23,26 @@ int input_generate(const moe4_layer_config *config, int64_t n_tokens, int64_t se
     int64_t H = config->hidden_size;
     int code = allocate(&pass->x, n_tokens * H, sizeof(uint16_t), "inputs");
     if (!code) generate_inputs(generate_key((uint64_t)seed, GENERATE_INPUT, 0), 0, n_tokens, H, pass->x);
+    if (!code && pass->router_size != H) {
+        code = allocate(&pass->router_x, n_tokens * pass->router_size, sizeof *pass->router_x, "the router's inputs");
+        if (!code)
+            generate_inputs(generate_key((uint64_t)seed, GENERATE_INPUT, 1), 0, n_tokens, pass->router_size,
+                            pass->router_x);
+    }
+    if (!code && config->routing.method == MOE4_ROUTING_HASH) {
+        code = allocate(&pass->token_ids, n_tokens, sizeof *pass->token_ids, "token ids");
+        for (int64_t t = 0; !code && t < n_tokens; ++t)
+            pass->token_ids[t] = (int32_t)((seed % 1000 + t * 7919) % config->routing.vocab_size);
+    }
     return code;
 }
 
 /* Names the tensors of the file that the command has no use for. */
 static void note_unknown(const moe4_tensors *tensors, const char *path)
 {
-    static const char *const known[] = {"hidden_states", "hidden_states_scale", "router_logits", "topk_ids",
-                                        "topk_weights"};
+    static const char *const known[] = {
+        "hidden_states", "hidden_states_scale", "router_hidden_states", "router_logits", "topk_ids", "topk_weights",
+        "token_ids"};
     enum { N_KNOWN = sizeof known / sizeof *known };
     char names[200] = "";
     size_t used = 0;
@@ -106,15 +118,49 @@ static int read_hidden(moe4_context *context, const moe4_tensors *tensors, moe4_
     return code;
 }
 
+/* router_hidden_states, for a router that sees another width than the experts. */
+static int read_router_hidden(moe4_context *context, const moe4_tensors *tensors, struct pass *pass)
+{
+    static const char name[] = "router_hidden_states";
+    if (pass->router_size == pass->hidden_size && !moe4_tensors_find(tensors, name)) return EXIT_OK;
+    const struct tensor_want want = {
+        name, 2, {pass->n_tokens, pass->router_size}, {MOE4_DTYPE_BF16, MOE4_DTYPE_F16, MOE4_DTYPE_F32}};
+    int64_t shape[2];
+    return tensor_load_bf16(context, tensors, &want, shape, &pass->router_x);
+}
+
+/* token_ids, for hash routing. */
+static int read_token_ids(moe4_context *context, const moe4_tensors *tensors, const moe4_layer_config *config,
+                          struct pass *pass)
+{
+    if (config->routing.method != MOE4_ROUTING_HASH) return EXIT_OK;
+    const struct tensor_want want = {"token_ids", 1, {pass->n_tokens, 0}, {MOE4_DTYPE_I32}};
+    struct tensor_data loaded;
+    int code = tensor_load(context, tensors, &want, &loaded);
+    pass->token_ids = loaded.data;
+    return code;
+}
+
+static int read_router(moe4_context *context, const moe4_tensors *tensors, const moe4_layer_config *config,
+                       struct pass *pass)
+{
+    if (!config->router.weight) return fail("the layer has no router of its own");
+    int code = read_router_hidden(context, tensors, pass);
+    return code ? code : read_token_ids(context, tensors, config, pass);
+}
+
 static int read_tensors(moe4_context *context, const moe4_tensors *tensors, const moe4_layer_config *config,
                         input_routing routing, moe4_compute compute, struct pass *pass)
 {
     int code = read_hidden(context, tensors, compute, pass);
     if (code) return code;
     switch (routing_choose(tensors, config, routing)) {
-    case INPUT_LOGITS: pass->routing = PASS_LOGITS; return read_logits(context, tensors, pass);
+    case INPUT_LOGITS:
+        pass->routing = PASS_LOGITS;
+        code = read_logits(context, tensors, pass);
+        return code ? code : read_token_ids(context, tensors, config, pass);
     case INPUT_IDS: pass->routing = PASS_IDS; return read_ids(context, tensors, pass);
-    default: return config->router.weight ? EXIT_OK : fail("the layer has no router of its own");
+    default: return read_router(context, tensors, config, pass);
     }
 }
 

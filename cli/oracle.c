@@ -67,17 +67,16 @@ static void expert_rows_run(void *user, int64_t first, int64_t end)
 struct routing_task {
     const moe4_layer_config *config;
     struct pass *pass;
-    double *logits, *weights, *x; /* [T, E], [T, A], [T, H] */
+    double *logits, *weights, *x; /* [T, E], [T, A], [T, router_size] */
 };
 
 static void routing_run(void *user, int64_t first, int64_t end)
 {
     struct routing_task *self = user;
     struct pass *pass = self->pass;
-    int64_t H = pass->hidden_size;
     int32_t E = pass->n_experts, A = pass->top_k;
     for (int64_t t = first; t < end; ++t) {
-        double *logits = self->logits + t * E, *weights = self->weights + t * A, *x = self->x + t * H;
+        double *logits = self->logits + t * E, *weights = self->weights + t * A, *x = self->x + t * pass->router_size;
         if (pass->routing == PASS_ROUTER) {
             pass_router_input(pass, t, x);
             ref_router(self->config, x, logits, NULL);
@@ -86,7 +85,8 @@ static void routing_run(void *user, int64_t first, int64_t end)
             logits[e] = pass->routing == PASS_ROUTER ? ref_round_f32(logits[e]) : pass->given_logits[t * E + e];
             pass->logits[t * E + e] = (float)logits[e];
         }
-        ref_route(&self->config->routing, E, logits, 0, pass->ids + t * A, weights);
+        ref_route(&self->config->routing, E, logits, pass->token_ids ? pass->token_ids[t] : 0, pass->ids + t * A,
+                  weights);
         for (int32_t a = 0; a < A; ++a) pass->weights[t * A + a] = (float)weights[a];
     }
 }
@@ -102,7 +102,7 @@ static int oracle_route(const moe4_layer_config *config, int32_t n_threads, stru
     struct routing_task task = {.config = config, .pass = pass};
     int code = allocate(&task.logits, T * pass->n_experts, sizeof *task.logits, "the oracle's logits");
     if (!code) code = allocate(&task.weights, R, sizeof *task.weights, "the oracle's weights");
-    if (!code) code = allocate(&task.x, T * pass->hidden_size, sizeof *task.x, "the oracle's inputs");
+    if (!code) code = allocate(&task.x, T * pass->router_size, sizeof *task.x, "the oracle's inputs");
     if (!code) parallel_for(n_threads, T, routing_run, &task);
     free(task.logits);
     free(task.weights);

@@ -17,6 +17,7 @@ struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, in
         .hidden_size = config->hidden_size,
         .intermediate_size = config->intermediate_size,
         .output_size = config->output_size ? config->output_size : config->hidden_size,
+        .router_size = config->router.hidden_size ? config->router.hidden_size : config->hidden_size,
         .n_experts = config->n_experts,
         .top_k = top_k,
         .compute = MOE4_COMPUTE_BF16,
@@ -86,6 +87,9 @@ moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_la
     batch.x = pass->x;
     batch.x_dtype = pass->x_dtype;
     batch.x_scale = pass->x_scale;
+    batch.router_x = pass->router_x;
+    batch.ldrouter_x = pass->router_size;
+    batch.token_ids = pass->token_ids;
     batch.workspace = pass->workspace;
     batch.workspace_bytes = pass->workspace_bytes;
     moe4_result result = pass_result(pass, results);
@@ -103,14 +107,16 @@ moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_la
 
 void pass_router_input(const struct pass *pass, int64_t token, double *x)
 {
-    int64_t H = pass->hidden_size;
-    for (int64_t h = 0; h < H; ++h) x[h] = ref_load(pass->x, pass->x_dtype, token * H + h);
+    const int64_t n = pass->router_size;
+    const void *from = pass->router_x ? pass->router_x : pass->x;
+    const moe4_dtype dtype = pass->router_x ? MOE4_DTYPE_BF16 : pass->x_dtype;
+    for (int64_t k = 0; k < n; ++k) x[k] = ref_load(from, dtype, token * n + k);
 }
 
 void pass_expert_input(const struct pass *pass, int64_t token, double *x)
 {
     int64_t H = pass->hidden_size;
-    pass_router_input(pass, token, x);
+    for (int64_t h = 0; h < H; ++h) x[h] = ref_load(pass->x, pass->x_dtype, token * H + h);
     for (int64_t h = 0; h < H && pass->compute == MOE4_COMPUTE_MXFP8; h += SCALE_BLOCK) {
         uint8_t codes[SCALE_BLOCK], scale;
         if (pass->x_dtype == MOE4_DTYPE_F8_E4M3) {
@@ -147,6 +153,8 @@ void pass_end(struct pass *pass)
 {
     void *const blocks[] = {pass->x,
                             pass->x_scale,
+                            pass->router_x,
+                            pass->token_ids,
                             pass->intermediate_scale,
                             pass->given_logits,
                             pass->given_ids,

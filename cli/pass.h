@@ -23,6 +23,9 @@ struct pass {
     moe4_dtype x_dtype;
     void *x;              /* [T, H] BF16, or F8_E4M3 with */
     uint8_t *x_scale;     /* [T, H/32] E8M0 */
+    uint16_t *router_x;   /* [T, router_size] bf16, what the layer's own router sees; NULL = x */
+    int64_t router_size;  /* columns of that */
+    int32_t *token_ids;   /* [T], for hash routing; NULL = none */
     float *given_logits;  /* [T, E] */
     int32_t *given_ids;   /* [T, A] */
     float *given_weights; /* [T, A] */
@@ -61,7 +64,7 @@ typedef enum pass_results {
 } pass_results;
 moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
 
-/* x [H] of a token, as the router and as the experts see it. */
+/* x of a token, as the router [router_size] and as the experts [H] see it. */
 void pass_router_input(const struct pass *pass, int64_t token, double *x);
 void pass_expert_input(const struct pass *pass, int64_t token, double *x);
 

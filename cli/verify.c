@@ -71,10 +71,10 @@ static void widen(const uint16_t *from, int64_t n, double *to)
 static int check_routing(const struct sample *sample, struct verify_report *report)
 {
     const struct pass *pass = sample->pass;
-    int64_t H = pass->hidden_size, E = pass->n_experts, A = pass->top_k;
+    int64_t E = pass->n_experts, A = pass->top_k;
     if (pass->routing == PASS_IDS) return EXIT_OK;
     double *x;
-    int code = allocate(&x, H, sizeof *x, "the router's input");
+    int code = allocate(&x, pass->router_size, sizeof *x, "the router's input");
     for (int64_t i = 0; !code && i < sample->n_tokens; ++i) {
         int64_t t = sample->tokens[i];
         ref_verdict verdict = REF_VERDICT_INIT;
@@ -83,8 +83,9 @@ static int check_routing(const struct sample *sample, struct verify_report *repo
             ref_check_router(sample->config, x, 1, pass->logits + t * E, &sample->arithmetic, &verdict);
             ref_verdict_add(&report->stages[VERIFY_ROUTER], &verdict);
         }
-        ref_check_routing(&sample->config->routing, pass->n_experts, pass->logits + t * E, NULL, 1, pass->ids + t * A,
-                          pass->weights + t * A, &verdict);
+        ref_check_routing(&sample->config->routing, pass->n_experts, pass->logits + t * E,
+                          pass->token_ids ? pass->token_ids + t : NULL, 1, pass->ids + t * A, pass->weights + t * A,
+                          &verdict);
         ref_verdict_add(&report->stages[VERIFY_ROUTING], &verdict);
     }
     free(x);

@@ -12,25 +12,44 @@ static void touch_matrix(const moe4_matrix *matrix, int64_t rows, int64_t K)
     if (matrix->bias) fuzz_touch(matrix->bias, (size_t)rows * (matrix->bias_dtype == MOE4_DTYPE_F32 ? 4 : 2));
 }
 
-/* The experts from first_expert on. */
+static int64_t matrix_bytes(const moe4_matrix *matrix, int64_t rows, int64_t K)
+{
+    return rows * K / 2 + rows * K / 32 + (matrix->bias ? rows * (matrix->bias_dtype == MOE4_DTYPE_F32 ? 4 : 2) : 0);
+}
+
+static int note_total(void *user, int64_t bytes_done, int64_t bytes_total)
+{
+    int64_t *total = user;
+    FUZZ_CHECK(bytes_done > 0 && bytes_done <= bytes_total);
+    *total = bytes_total;
+    return 0;
+}
+
+/* The experts from first_expert on.  What the reader says that it reads must be what their shapes make of them. */
 static void read_experts(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t number, int32_t first_expert)
 {
     moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
     moe4_layer_reader *reader;
     char key[33];
+    int64_t total = 0;
     options.first_expert = first_expert;
+    options.progress = note_total;
+    options.user = &total;
     moe4_status status = moe4_layer_reader_open(context, checkpoint, number, &options, &reader);
     fuzz_check_status(context, status);
     if (status != MOE4_OK) return;
     const moe4_layer_config *config = moe4_layer_reader_config(reader);
     int64_t H = config->hidden_size, I = config->intermediate_size;
+    int64_t rows = config->gate_up == MOE4_GATE_UP_NONE ? I : 2 * I;
     FUZZ_CHECK(moe4_layer_reader_key(reader, key) == MOE4_OK && strlen(key) == 32);
     for (int32_t l = 0; l < config->n_local_experts; l++) {
         moe4_expert expert;
         status = moe4_layer_reader_read(context, reader, l, &expert);
         fuzz_check_status(context, status);
         if (status != MOE4_OK) break;
-        touch_matrix(&expert.gate_up, config->gate_up == MOE4_GATE_UP_NONE ? I : 2 * I, H);
+        int64_t n_bytes = matrix_bytes(&expert.gate_up, rows, H) + matrix_bytes(&expert.down, H, I);
+        FUZZ_CHECK(total == n_bytes * config->n_local_experts);
+        touch_matrix(&expert.gate_up, rows, H);
         touch_matrix(&expert.down, H, I);
     }
     moe4_layer_reader_close(reader);

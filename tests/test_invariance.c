@@ -34,6 +34,14 @@ struct fixture {
     struct call expected;
 };
 
+/* A call of all T tokens.  Some have an activation so large that kernels treat their rows apart. */
+static struct call all_tokens(struct fixture *f)
+{
+    struct call call = call_create(&f->buffers, &f->config, &f->plan);
+    for (int64_t t = 3; t < T; t += 7) ((uint16_t *)call.batch.x)[t * H + t] = 0x7C12;
+    return call;
+}
+
 /* The forms of call that stages tell apart. */
 enum form { FORM_IDS, FORM_LOGITS, FORM_LOGITS_MXFP8, FORM_WEIGHT_ON_INPUT, N_FORMS };
 
@@ -54,7 +62,7 @@ static struct fixture *fixture_create(moe4_isa isa, enum form form)
         .compute = form == FORM_LOGITS_MXFP8 ? MOE4_COMPUTE_MXFP8 : MOE4_COMPUTE_BF16,
         .weight_use = form == FORM_WEIGHT_ON_INPUT ? MOE4_WEIGHT_ON_INPUT : MOE4_WEIGHT_ON_OUTPUT,
         .seed = 12};
-    f->expected = call_create(&f->buffers, &f->config, &f->plan);
+    f->expected = all_tokens(f);
     call_must_run(&f->buffers, f->context, f->layer, &f->expected);
     return f;
 }
@@ -82,7 +90,7 @@ static void on_every_level(fixture_test *test)
 
 static struct call run_again(struct fixture *f, moe4_context *context, const moe4_layer *layer)
 {
-    struct call call = call_create(&f->buffers, &f->config, &f->plan);
+    struct call call = all_tokens(f);
     call_must_run(&f->buffers, context, layer, &call);
     return call;
 }
@@ -140,7 +148,7 @@ static void test_fork(void **state)
     (void)state;
     struct fixture *f = fixture_create(MOE4_ISA_AUTO, FORM_LOGITS);
     moe4_context *context = context_open(MOE4_ISA_AUTO, 3);
-    struct call before = run_again(f, context, f->layer), call = call_create(&f->buffers, &f->config, &f->plan);
+    struct call before = run_again(f, context, f->layer), call = all_tokens(f);
     call_compare(&f->expected, &before);
     pid_t child = fork();
     if (child == 0) {
@@ -242,7 +250,7 @@ static void test_relabelled_experts(void **state)
     int32_t map[E];
     for (int32_t e = 0; e < E - 1; e++) map[e] = (e * 3 + 2) % (E - 1), experts[map[e]] = f->experts[e];
     moe4_layer *layer = layer_open(f->context, &f->config, experts);
-    struct call call = call_create(&f->buffers, &f->config, &f->plan);
+    struct call call = all_tokens(f);
     int32_t *ids = (int32_t *)call.topk.ids;
     for (int64_t p = 0; p < call.R; p++)
         if (ids[p] >= 0 && ids[p] < E - 1) ids[p] = map[ids[p]];

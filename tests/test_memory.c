@@ -195,6 +195,45 @@ static void test_source_weights_are_copied(void **state)
     buffers_release(&buffers);
 }
 
+/* ---- Rows far apart ---- */
+
+/* n rows of `row_bytes`, a stride apart, copied into memory of which only they are touched. */
+static char *spread(const void *rows, int64_t n, size_t row_bytes, size_t stride)
+{
+    char *far =
+        mmap(NULL, (size_t)n * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (far == MAP_FAILED) skip(); /* a system that promises no more than it has */
+    for (int64_t i = 0; i < n; i++)
+        memcpy(far + (size_t)i * stride, (const char *)rows + (size_t)i * row_bytes, row_bytes);
+    return far;
+}
+
+/* x and y of more than 2^32 elements, gaps included. */
+static void test_rows_far_apart(void **state)
+{
+    (void)state;
+    enum { H = 32, E = 4, T = 4200, LD = 1 << 20 };
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(H, 32, E, 2);
+    struct weight_plan weights = {.seed = 5};
+    moe4_context *context = context_open(MOE4_ISA_AUTO, 2);
+    moe4_layer *layer = layer_open(context, &config, weights_create(&buffers, &config, &weights));
+    struct call near = call_create(&buffers, &config, &(struct call_plan){.n_tokens = T}), far = near;
+    const size_t row_bytes = H * sizeof(uint16_t), stride = LD * sizeof(uint16_t);
+    far.batch.x = spread(near.batch.x, T, row_bytes, stride);
+    far.result.y = spread(near.result.y, T, row_bytes, stride);
+    far.batch.ldx = far.result.ldy = LD;
+    call_must_run(&buffers, context, layer, &near);
+    call_must_run(&buffers, context, layer, &far);
+    for (int64_t t = 0; t < T; t++)
+        assert_memory_equal((uint16_t *)near.result.y + t * H, (uint16_t *)far.result.y + t * LD, row_bytes);
+    munmap((void *)far.batch.x, T * stride);
+    munmap(far.result.y, T * stride);
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+}
+
 int main(void)
 {
     n_levels = isa_levels(levels);
@@ -203,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_what_follows_the_last_scale),
         cmocka_unit_test(test_experts_nobody_chose_are_not_read),
         cmocka_unit_test(test_source_weights_are_copied),
+        cmocka_unit_test(test_rows_far_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -175,6 +175,27 @@ static void test_token_count_on_the_device(void **state)
         }
 }
 
+/* More tokens than fit a chunk, or 16 bits. */
+static void test_70000_tokens(void **state)
+{
+    (void)state;
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config narrow = layer_config(32, 32, 8, 2);
+    narrow.first_expert = 1;
+    moe4_expert *few = weights_create(&buffers, &narrow, &weights);
+    moe4_layer *small = layer_open(context, &narrow, few);
+    struct call_plan plan = {.n_tokens = 70000, .seed = 1};
+    struct call call = call_create(&buffers, &narrow, &plan);
+    call_must_run(&buffers, context, small, &call);
+    call_check(&call, few, isa, 32);
+    plan.n_tokens = 500;
+    struct call first = call_create(&buffers, &narrow, &plan);
+    call_must_run(&buffers, context, small, &first);
+    for (int64_t t = 0; t < first.T; t++) call_compare_tokens(&call, t, &first, t);
+    moe4_layer_destroy(small);
+    buffers_release(&buffers);
+}
+
 /* No tokens: success without any other pointer. */
 static void test_no_tokens(void **state)
 {
@@ -273,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_each_output_alone),
         cmocka_unit_test(test_deferred_rows_combine_to_the_same_bits),
         cmocka_unit_test(test_token_count_on_the_device),
+        cmocka_unit_test(test_70000_tokens),
         cmocka_unit_test(test_no_tokens),
         cmocka_unit_test(test_tokens_without_local_experts),
         cmocka_unit_test(test_expert_counts),

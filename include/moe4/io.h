@@ -114,6 +114,12 @@ MOE4_API moe4_tensor_role moe4_checkpoint_role(const moe4_checkpoint *checkpoint
 
 typedef struct moe4_layer_reader moe4_layer_reader;
 
+/* Whether a reader reads the router at once. */
+typedef enum moe4_router_use {
+    MOE4_ROUTER_READ = 0,
+    MOE4_ROUTER_SKIP /* check it only: the config has the types of its tensors, but no pointers */
+} moe4_router_use;
+
 typedef struct moe4_reader_options {
     size_t size;
     int32_t first_expert; /* the local range; */
@@ -121,8 +127,9 @@ typedef struct moe4_reader_options {
     /* Called after each expert; returning non-zero cancels with MOE4_EIO.  NULL = not wanted. */
     int (*progress)(void *user, int64_t bytes_done, int64_t bytes_total);
     void *user;
+    moe4_router_use router;
 } moe4_reader_options;
-#define MOE4_READER_OPTIONS_INIT {sizeof(moe4_reader_options), 0, 0, 0, 0}
+#define MOE4_READER_OPTIONS_INIT {sizeof(moe4_reader_options), 0, 0, 0, 0, MOE4_ROUTER_READ}
 
 /* Prepares to read model layer `layer_number`: checks every tensor of its local experts against the config and reads the
  * router.

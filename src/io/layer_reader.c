@@ -71,7 +71,7 @@ static moe4_status allocate_buffer(moe4_context *context, moe4_layer_reader *rea
     return reader->buffer ? MOE4_OK : context_fail_memory(context, "one expert", (size_t)reader->buffer_bytes);
 }
 
-/* Hands what was read to the layer's config. */
+/* Tells the layer's config what was read, at `at`, of which types. */
 static void set_sources(moe4_layer_config *config, const struct plan *plan, uint8_t *const *at)
 {
     moe4_router *router = &config->router;
@@ -92,6 +92,8 @@ static moe4_status read_router(moe4_context *context, moe4_layer_reader *reader)
 {
     const struct plan *plan = &reader->plan;
     uint8_t *at[N_SOURCES] = {NULL};
+    set_sources(&reader->config, plan, at);
+    if (reader->options.router == MOE4_ROUTER_SKIP) return MOE4_OK;
     for (int i = 0; i < N_SOURCES; i++)
         if (plan->sources[i]) reader->router_bytes += round_up(plan->sources[i]->n_bytes, PART_ALIGNMENT);
     reader->router = memory_allocate(&reader->allocator, (size_t)reader->router_bytes);

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""The compressed-tensors package packs experts and says what it packed; its config is written as the package writes it.
+
+    compressed_tensors_package.py DUMP_LAYER FOLDER
+"""
+import json
+import os
+import sys
+
+import numpy as np
+import torch
+from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from safetensors.torch import save_file
+
+from common import GATE_FIRST, Layer, same, weights
+
+E, H, I = 4, 96, 64
+
+
+def scheme():
+    args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True, dynamic=False,
+                            scale_dtype=torch.uint8)
+    return QuantizationScheme(targets=["Linear"], weights=args, format="mxfp4-pack-quantized")
+
+
+def pack(weight, rule):
+    """Packed tensors, and the values that the package unpacks from them."""
+    blocks = weight.reshape(weight.shape[0], -1, 32)
+    exponent = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2
+    state = MXFP4PackedCompressor.compress({"weight": weight, "weight_scale": 2.0 ** exponent}, rule)
+    values = MXFP4PackedCompressor.decompress(state, rule)["weight"]
+    return {key: value.contiguous() for key, value in state.items()}, values.float().numpy()
+
+
+def main(tool, folder, *_):
+    rule = scheme()
+    config = QuantizationConfig(config_groups={"group_0": rule}, format="mxfp4-pack-quantized",
+                                quantization_status="compressed").to_dict()
+    tensors, values = {}, {}
+    for e in range(E):
+        for i, (name, shape) in enumerate((("gate_proj", (I, H)), ("up_proj", (I, H)), ("down_proj", (H, I)))):
+            packed, values[e, name] = pack(torch.from_numpy(weights(10 * e + i, *shape)), rule)
+            for key, tensor in packed.items():
+                tensors["model.layers.0.mlp.experts.%d.%s.%s" % (e, name, key)] = tensor
+    router = torch.from_numpy(weights(99, E, H)).to(torch.bfloat16)
+    tensors["model.layers.0.mlp.gate.weight"] = router
+    save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump({"model_type": "qwen3_moe", "hidden_size": H, "moe_intermediate_size": I, "num_experts": E,
+                   "num_experts_per_tok": 2, "num_hidden_layers": 1, "norm_topk_prob": True, "hidden_act": "silu",
+                   "quantization_config": config}, file, default=str)
+    layer = Layer(tool, folder, 0)
+    assert layer.words["gate_up"] == GATE_FIRST
+    for e, expert in enumerate(layer.experts):
+        same("expert %d, gate and up" % e, expert["gate_up"], np.concatenate((values[e, "gate_proj"], values[e, "up_proj"])))
+        same("expert %d, down" % e, expert["down"], values[e, "down_proj"])
+    same("router", layer.router, router.float().numpy())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
