@@ -148,25 +148,33 @@ static int expert_scan(struct health *health, struct layer_health *layer, const 
     return EXIT_OK;
 }
 
-int health_scan(struct health *health, struct model *model, int32_t n_threads)
+/* Room for another layer of E experts. */
+static int health_grow(struct health *health, int32_t E)
 {
-    const moe4_layer_config *config = model->config;
-    moe4_expert_source source = model_source(model);
-    int32_t E = config->n_experts;
     struct layer_health *layers = reallocarray(health->layers, (size_t)health->n_layers + 1, sizeof *layers);
     if (layers) health->layers = layers;
     struct expert_print *prints = reallocarray(health->prints, (size_t)health->n_prints + (size_t)E, sizeof *prints);
     if (prints) health->prints = prints;
-    if (!layers || !prints) return fail("out of memory: findings of %d experts", E);
-    struct layer_health *layer = &layers[health->n_layers];
-    *layer = (struct layer_health){.layer = model->layer, .n_experts = E};
+    return layers && prints ? EXIT_OK : fail("out of memory: findings of %d experts", E);
+}
+
+int health_scan(struct health *health, moe4_context *context, moe4_layer_reader *reader, int32_t number,
+                int32_t n_threads)
+{
+    const moe4_layer_config *config = moe4_layer_reader_config(reader);
+    int32_t E = config->n_experts;
+    int code = health_grow(health, E);
+    if (code) return code;
+    struct layer_health *layer = &health->layers[health->n_layers];
+    *layer = (struct layer_health){.layer = number, .n_experts = E};
     router_scan(layer, config);
     struct progress bar = progress_begin("reading");
-    int code = EXIT_OK;
     for (int32_t e = 0; !code && e < E; ++e) {
         moe4_expert expert;
-        code = source.read(source.user, e, &expert) == MOE4_OK ? EXIT_OK : EXIT_FAILED; /* it has said why */
-        if (!code) code = expert_scan(health, layer, config, &expert, e, n_threads);
+        if (moe4_layer_reader_read(context, reader, e, &expert) != MOE4_OK)
+            code = fail_library(context);
+        else
+            code = expert_scan(health, layer, config, &expert, e, n_threads);
         progress_update(&bar, e + 1, E);
     }
     progress_end(&bar);

@@ -4,7 +4,7 @@
 
 #include <jansson.h>
 
-#include "model.h"
+#include "moe4/io.h"
 
 /* Binades that a row's block exponents may span for its weights to be exact in fp8: with normal numbers only, and with
  * subnormal ones too. */
@@ -38,8 +38,9 @@ struct health {
     int64_t n_prints, n_duplicates; /* experts that equal one before them */
 };
 
-/* Reads all experts of a layer, with a progress bar. */
-int health_scan(struct health *health, struct model *model, int32_t n_threads);
+/* Reads all experts of a layer whose router has been read too, with a progress bar. */
+int health_scan(struct health *health, moe4_context *context, moe4_layer_reader *reader, int32_t layer,
+                int32_t n_threads);
 
 /* After the last layer: finds duplicates. */
 void health_finish(struct health *health);
