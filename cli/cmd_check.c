@@ -125,7 +125,6 @@ static int check_level(struct check *check, moe4_isa isa)
 
 int cmd_check(int argc, char **argv)
 {
-    static const moe4_isa levels[] = {MOE4_ISA_C, MOE4_ISA_AVX2, MOE4_ISA_AVX512, MOE4_ISA_AVX512_BF16};
     struct check check = {.layer_number = FIRST_LAYER, .tokens = {3, {1, 7, 64}}};
     const struct option options[] = {
         option_operand("PATH", &check.path, "a checkpoint: folder with config.json and *.safetensors"),
@@ -142,7 +141,7 @@ int cmd_check(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     if (!check.json)
         printf("%-22s %7s  %-13s %10s %9s  %-18s\n", "kernel", "tokens", "stage", "checked", "outside", "worst");
-    for (size_t i = 0; !code && i < sizeof levels / sizeof *levels; ++i) code = check_level(&check, levels[i]);
+    for (int isa = MOE4_ISA_C; !code && isa_words[isa]; ++isa) code = check_level(&check, (moe4_isa)isa);
     if (!code && check.n_failed)
         code = fail("%s: %lld batches have a stage outside its bound", check.path, (long long)check.n_failed);
     return code;

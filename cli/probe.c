@@ -219,6 +219,9 @@ static const struct probe_kernel *kernel_find(moe4_isa isa)
         &probe_kernel_avx512_bf16,
         &probe_kernel_avx512,
         &probe_kernel_avx2,
+#elif defined(__aarch64__)
+        &probe_kernel_neon_bf16,
+        &probe_kernel_neon,
 #endif
         &probe_kernel_c,
     };

@@ -16,6 +16,8 @@ struct probe_kernel {
 extern const struct probe_kernel probe_kernel_c;
 #if defined(__x86_64__)
 extern const struct probe_kernel probe_kernel_avx2, probe_kernel_avx512, probe_kernel_avx512_bf16;
+#elif defined(__aarch64__)
+extern const struct probe_kernel probe_kernel_neon, probe_kernel_neon_bf16;
 #endif
 
 #endif

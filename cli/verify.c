@@ -51,13 +51,12 @@ static void sample_choose(struct sample *sample, int64_t work)
     sample->n_tokens = n;
 }
 
-/* The sums of a kernel: rounded to nearest, at most one partial sum a block; vdpbf16ps flushes subnormals. */
+/* The sums of a kernel: at most one partial sum a block. */
 static ref_arithmetic sample_arithmetic(const struct pass *pass, const moe4_context_info *context)
 {
     int64_t K = pass->hidden_size > pass->intermediate_size ? pass->hidden_size : pass->intermediate_size;
-    ref_arithmetic arithmetic = REF_ARITHMETIC_FP32;
+    ref_arithmetic arithmetic = ref_arithmetic_of(context->isa);
     arithmetic.segments = K / K_PER_SEGMENT;
-    arithmetic.flushes = context->isa == MOE4_ISA_AVX512_BF16;
     return arithmetic;
 }
 
@@ -71,6 +70,7 @@ static void widen(const uint16_t *from, int64_t n, double *to)
 static int check_routing(const struct sample *sample, struct verify_report *report)
 {
     const struct pass *pass = sample->pass;
+    const ref_arithmetic arithmetic = REF_ARITHMETIC_FP32; /* no kernel's sums */
     int64_t E = pass->n_experts, A = pass->top_k;
     if (pass->routing == PASS_IDS) return EXIT_OK;
     double *x;
@@ -80,7 +80,7 @@ static int check_routing(const struct sample *sample, struct verify_report *repo
         ref_verdict verdict = REF_VERDICT_INIT;
         if (pass->routing == PASS_ROUTER) {
             pass_router_input(pass, t, x);
-            ref_check_router(sample->config, x, 1, pass->logits + t * E, &sample->arithmetic, &verdict);
+            ref_check_router(sample->config, x, 1, pass->logits + t * E, &arithmetic, &verdict);
             ref_verdict_add(&report->stages[VERIFY_ROUTER], &verdict);
         }
         ref_check_routing(&sample->config->routing, pass->n_experts, pass->logits + t * E,

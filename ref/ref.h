@@ -120,6 +120,10 @@ typedef struct ref_arithmetic {
         0x1p-24, 1, 0                                                                                                  \
     }
 
+/* The sums of the CPU backend's kernels at a level (not AUTO), as its instructions are documented: vdpbf16ps, tdpbf16ps
+ * and bfmmla flush subnormals, and bfmmla rounds to odd, which can be off by a whole unit in the last place. */
+ref_arithmetic ref_arithmetic_of(moe4_isa isa);
+
 /* E of docs/semantics.md: n*u/(1-n*u)*magnitude + flush, n = K + K/16 + segments + 2. */
 double ref_gemm_bound(int64_t K, int64_t segments, double unit, double magnitude, double flush);
 

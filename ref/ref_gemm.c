@@ -165,6 +165,16 @@ void ref_router(const moe4_layer_config *config, const double *x, double *logits
 
 /* ---- Bounds ---- */
 
+ref_arithmetic ref_arithmetic_of(moe4_isa isa)
+{
+    switch (isa) {
+    case MOE4_ISA_AVX512_BF16:
+    case MOE4_ISA_AMX: return (ref_arithmetic){0x1p-24, 1, 1};
+    case MOE4_ISA_NEON_BF16: return (ref_arithmetic){0x1p-23, 1, 1};
+    default: return (ref_arithmetic)REF_ARITHMETIC_FP32;
+    }
+}
+
 double ref_gemm_bound(int64_t K, int64_t segments, double unit, double magnitude, double flush)
 {
     double nu = (double)(K + K / 16 + segments + 2) * unit;

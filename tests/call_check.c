@@ -261,7 +261,7 @@ static void check_untouched(const struct call *call, const struct routed *routed
 
 void call_check_from(const struct call *call, const moe4_expert_source *source, moe4_isa isa, int64_t max_rows)
 {
-    const ref_arithmetic arithmetic = {0x1p-24, 1, isa == MOE4_ISA_AVX512_BF16}, router = REF_ARITHMETIC_FP32;
+    const ref_arithmetic arithmetic = ref_arithmetic_of(isa), router = REF_ARITHMETIC_FP32;
     struct routed routed = routed_rows(call);
     if (call->is_routed) {
         check_logits(call, &router);

@@ -129,7 +129,8 @@ int32_t isa_levels(moe4_isa levels[MAX_LEVELS])
 {
     struct cpu_features features = isa_read_features();
     int32_t n = 0;
-    for (moe4_isa isa = MOE4_ISA_C; isa <= isa_best(&features); isa++) levels[n++] = isa;
+    for (moe4_isa isa = MOE4_ISA_C; isa_name(isa); isa++)
+        if (isa_is_offered(&features, isa) && isa_enable(isa)) levels[n++] = isa;
     return n;
 }
 

@@ -51,9 +51,9 @@ void test_allocator_init(struct test_allocator *memory);
 
 /* ---- Contexts and layers ---- */
 
-enum { MAX_LEVELS = 4 };
+enum { MAX_LEVELS = 5 };
 
-/* The levels this CPU offers, lowest first; their number. */
+/* The levels this CPU offers, those for which it must be asked included, lowest first; their number. */
 int32_t isa_levels(moe4_isa levels[MAX_LEVELS]);
 
 moe4_context *context_open(moe4_isa isa, int32_t n_threads);

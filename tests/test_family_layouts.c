@@ -242,6 +242,35 @@ static void test_local_ranges(void **state)
     }
 }
 
+/* A router that is only checked: the same words and types, no pointers. */
+static void test_skipped_routers(void **state)
+{
+    struct fixture *fixture = *state;
+    moe4_context *context = &fixture->test.context;
+    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
+    options.router = MOE4_ROUTER_SKIP;
+    for (int i = 0; i < N_LAYOUTS; i++) {
+        moe4_checkpoint *checkpoint = open_family(fixture, layouts[i].path);
+        moe4_layer_reader *whole, *skipping;
+        assert_int_equal(moe4_layer_reader_open(context, checkpoint, layouts[i].layer, NULL, &whole), MOE4_OK);
+        assert_int_equal(moe4_layer_reader_open(context, checkpoint, layouts[i].layer, &options, &skipping), MOE4_OK);
+        const moe4_layer_config *read = moe4_layer_reader_config(whole), *checked = moe4_layer_reader_config(skipping);
+        assert_null(checked->router.weight);
+        assert_null(checked->router.bias);
+        assert_null(checked->routing.correction_bias);
+        assert_null(checked->routing.hash_table);
+        assert_int_not_equal(checked->router.weight_dtype, MOE4_DTYPE_NONE);
+        assert_int_equal(checked->router.weight_dtype, read->router.weight_dtype);
+        assert_int_equal(checked->router.bias_dtype, read->router.bias_dtype);
+        assert_int_equal(checked->routing.correction_bias_dtype, read->routing.correction_bias_dtype);
+        assert_int_equal(checked->routing.method, read->routing.method);
+        assert_int_equal(checked->n_local_experts, E);
+        moe4_layer_reader_close(whole);
+        moe4_layer_reader_close(skipping);
+        moe4_checkpoint_close(checkpoint);
+    }
+}
+
 /* Keys tell layers and ranges apart, and are the same twice. */
 static void test_keys(void **state)
 {
@@ -321,8 +350,8 @@ static void test_counts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FILE_TEST(test_layouts), FILE_TEST(test_local_ranges), FILE_TEST(test_keys),
-        FILE_TEST(test_roles),   FILE_TEST(test_counts),
+        FILE_TEST(test_layouts),         FILE_TEST(test_local_ranges), FILE_TEST(test_keys),
+        FILE_TEST(test_skipped_routers), FILE_TEST(test_roles),        FILE_TEST(test_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,6 +123,7 @@ static void test_configs(void **state)
         {"quark", "\"dtype\": \"fp4\"", "\"dtype\": \"fp8\"", MOE4_EUNSUPPORTED, "weights of dtype fp4"},
         {"quark", "\"group_size\": 32", "\"group_size\": 16", MOE4_EUNSUPPORTED, "group_size 32"},
         {"quark", "per_group", "per_tensor", MOE4_EUNSUPPORTED, "qscheme per_group"},
+        {"quark", "\"lm_head\"", "7", MOE4_EFORMAT, "exclude is an array, expected a list of names"},
         {"quark", "e8m0", "fp8", MOE4_EUNSUPPORTED, "scale_format e8m0"},
         {"quark", "\"pack_method\": \"reorder\"", "\"pack_method\": \"x\"", MOE4_EUNSUPPORTED, "pack_method is \"x\""},
         /* modelopt, MLX */
@@ -250,6 +251,15 @@ static void test_contradictions(void **state)
         {"qwen3", "\"hidden_size\": 64", "\"hidden_size\": 96", 1, MOE4_EFORMAT,
          "is BF16 [4, 64], expected BF16 [4, 96]"},
         {"qwen3", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false", 1, MOE4_OK, NULL},
+        {"ling", "\"n_group\": 2", "\"n_group\": 3", 1, MOE4_EFORMAT,
+         "n_group is 3, expected a divisor of the 4 experts"},
+        {"ling", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 3", 1, MOE4_EFORMAT,
+         "top_k is 3, but topk_group 1"},
+        {"quark", "lm_head", "*.experts.3.*", 1, MOE4_EFORMAT,
+         "experts.3.gate_proj.weight\" is U8 [32, 32], but config.json excludes \"*.experts.3.*\""},
+        {"quark", "lm_head", "model.layers.1.mlp.experts.0.down_proj", 1, MOE4_EFORMAT, "experts.0.down_proj\" from"},
+        {"quark", "lm_head", "model.layers.0.mlp.experts*", 1, MOE4_OK, NULL},
+        {"quark", "lm_head", "*.experts.3", 1, MOE4_OK, NULL},
         {"quark", "qwen3_moe", "qwen3_next", 0, MOE4_EINVAL, "layer 0 is not here"},
     };
     struct fixture *fixture = *state;
@@ -289,6 +299,50 @@ static void test_equivalent_names(void **state)
     }
 }
 
+/* Words that mean what the usual ones do. */
+static void test_equivalent_configs(void **state)
+{
+    static const struct {
+        const char *family, *old, *new;
+    } cases[] = {
+        {"mlx", "\"quantization\"", "\"quantization_config\": {\"quant_method\": \"mxfp4\"}, \"quantization\""},
+        {"mlx", "\"quantization\"", "\"quantization_config\""},
+        {"qwen3", "\"num_experts\"", "\"num_local_experts\""},
+        {"kimi_k3", "num_experts_per_token", "num_experts_per_tok"},
+        {"kimi_k3", "\"model_type\": \"kimi_k3\"", "\"model_type\": \"kimi_k3_text\""},
+        {"kimi_k3", "\"moe_router_activation_func\": \"sigmoid\",", ""},
+        {"ling", "\"score_function\": \"sigmoid\",", "\"score_function\": null,"},
+        {"quark", "\"weight\": {", "\"weight\": {\"x\": [{}], "},
+        {"deepseek_v4", "\"num_hash_layers\": 1,", "\"num_hash_layers\": 1, \"n_group\": 1, \"topk_group\": 1,"},
+    };
+    struct fixture *fixture = *state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        copy_tensors(fixture, cases[i].family, "{", "{", 0);
+        copy_config(fixture, cases[i].family, cases[i].old, cases[i].new);
+        moe4_status status = open_layer(fixture, 1);
+        if (status != MOE4_OK) fail_msg("%s, %s: %s", cases[i].family, cases[i].new, fixture->test.context.message);
+    }
+}
+
+/* modelopt's own file, alone and beside a config that names modelopt. */
+static void test_modelopt_file(void **state)
+{
+    static const char own[] = "{\"quantization\": {\"quant_algo\": \"W4A16_MXFP4\", \"group_size\": 32}}";
+    static const char other[] = "{\"quantization\": {\"quant_algo\": \"W4A16_AWQ\"}}";
+    struct fixture *fixture = *state;
+    copy_tensors(fixture, "modelopt", "{", "{", 0);
+    copy_config(fixture, "modelopt", "\"quantization_config\"", "\"x\"");
+    assert_refused(&fixture->test, open_layer(fixture, 1), MOE4_EUNSUPPORTED, "quant_method is missing");
+    scratch_write(&fixture->scratch, "hf_quant_config.json", own, sizeof own - 1);
+    assert_int_equal(open_layer(fixture, 1), MOE4_OK);
+    copy_config(fixture, "modelopt", "\"quant_algo\"", "\"x\"");
+    assert_int_equal(open_layer(fixture, 1), MOE4_OK);
+    scratch_write(&fixture->scratch, "hf_quant_config.json", other, sizeof other - 1);
+    assert_refused(&fixture->test, open_layer(fixture, 1), MOE4_EUNSUPPORTED, "quant_algo is \"W4A16_AWQ\"");
+    scratch_write(&fixture->scratch, "hf_quant_config.json", "{", 1);
+    assert_refused(&fixture->test, open_layer(fixture, 1), MOE4_EFORMAT, "hf_quant_config.json: byte");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -296,6 +350,8 @@ int main(void)
         FILE_TEST(test_tensors),
         FILE_TEST(test_contradictions),
         FILE_TEST(test_equivalent_names),
+        FILE_TEST(test_equivalent_configs),
+        FILE_TEST(test_modelopt_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

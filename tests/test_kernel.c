@@ -14,60 +14,11 @@
 #include "cpu/kernels/rows.h"
 #include "cpu/layout.h"
 #include "fixture.h"
+#include "panel.h"
 #include "ref.h"
 
-static const struct kernel *kernels[MAX_LEVELS];
+static const struct kernel *kernels[MAX_KERNELS];
 static int32_t n_kernels;
-
-/* A panel of 64 rows, and rows of x. */
-struct problem {
-    struct buffers buffers;
-    int64_t K;
-    moe4_matrix matrix; /* [64, K] */
-    const uint8_t *panel;
-    uint16_t *x; /* [n_tokens, K] bf16 */
-    int32_t n_tokens;
-};
-
-static const uint8_t *pack(struct buffers *buffers, const moe4_matrix *matrix, int64_t K)
-{
-    const struct row_order order = {PANEL_PLAIN, MOE4_GATE_UP_NONE, PANEL_ROWS, PANEL_ROWS};
-    float bias[PANEL_ROWS];
-    uint8_t *panel = buffers_allocate(buffers, (size_t)(K / 32 * PANEL_BLOCK_BYTES));
-    layout_pack_panel(matrix, K, &order, 0, panel, bias);
-    return panel;
-}
-
-static struct problem problem_create(enum weight_data data, int64_t K, int32_t n_tokens)
-{
-    struct problem p = {.buffers = {BUFFERS_GUARD_AFTER, NULL}, .K = K, .n_tokens = n_tokens};
-    struct random random = {(uint64_t)(K * 100 + n_tokens)};
-    moe4_layer_config config = layer_config(PANEL_ROWS, K, 1, 1);
-    struct weight_plan plan = {.data = data, .seed = random_bits(&random)};
-    p.matrix = weights_expert(&p.buffers, &config, &plan, 0).down;
-    p.panel = pack(&p.buffers, &p.matrix, K);
-    p.x = buffers_allocate(&p.buffers, (size_t)(n_tokens * K) * sizeof *p.x);
-    for (int64_t i = 0; i < n_tokens * K; i++)
-        p.x[i] = ref_to_bf16(data == WEIGHTS_EXACT ? (double)random_below(&random, 5) - 2
-                                                   : random_normal(&random) * (i % 100 == 17 ? 20 : 1));
-    return p;
-}
-
-static void problem_release(struct problem *p)
-{
-    buffers_release(&p->buffers);
-}
-
-/* Runs a kernel on tokens first .. first+n-1, packed as kernels want them, to sums [n][64] that nothing follows. */
-static float *run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n)
-{
-    uint16_t *packed = buffers_allocate(&p->buffers, (size_t)(n * p->K) * sizeof *packed);
-    float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
-    for (int64_t k = 0; k < p->K; k++)
-        for (int32_t t = 0; t < n; t++) packed[(k / 2 * n + t) * 2 + k % 2] = p->x[(first + t) * p->K + k];
-    kernel->gemm_tile(p->panel, p->K / 32, packed, n, sums);
-    return sums;
-}
 
 /* value and magnitude [n_tokens][64] by the oracle. */
 static void solve(const struct problem *p, double *value, double *magnitude)
@@ -89,9 +40,10 @@ static void test_bounds(void **state)
             struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], n);
             solve(&p, value, magnitude);
             for (int32_t k = 0; k < n_kernels; k++) {
-                const float *sums = run(kernels[k], &p, 0, n);
+                const double unit = ref_arithmetic_of(kernels[k]->isa).unit;
+                const float *sums = problem_run(kernels[k], &p, 0, n);
                 for (int32_t j = 0; j < n * PANEL_ROWS; j++) {
-                    double bound = ref_gemm_bound(p.K, 1, 0x1p-24, magnitude[j], 0);
+                    double bound = ref_gemm_bound(p.K, 1, unit, magnitude[j], 0);
                     if (!(fabs((double)sums[j] - value[j]) <= bound))
                         fail_msg("%s, K %lld, %d tokens: sum %d is %.9g, expected %.9g +- %g", kernels[k]->name,
                                  (long long)p.K, n, j, (double)sums[j], value[j], bound);
@@ -110,7 +62,7 @@ static void test_exact_sums(void **state)
             struct problem p = problem_create(WEIGHTS_EXACT, lengths[i], n);
             solve(&p, value, magnitude);
             for (int32_t k = 0; k < n_kernels; k++) {
-                const float *sums = run(kernels[k], &p, 0, n);
+                const float *sums = problem_run(kernels[k], &p, 0, n);
                 for (int32_t j = 0; j < n * PANEL_ROWS; j++) {
                     assert_true(magnitude[j] < 0x1p22); /* multiples of 1/4: exact in f32 */
                     if ((double)sums[j] != value[j])
@@ -129,10 +81,10 @@ static void test_same_bits_in_any_tile(void **state)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         for (int32_t k = 0; k < n_kernels; k++) {
             struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], TILE_TOKENS);
-            const float *all = run(kernels[k], &p, 0, TILE_TOKENS);
+            const float *all = problem_run(kernels[k], &p, 0, TILE_TOKENS);
             for (int32_t n = 1; n < TILE_TOKENS; n++)
                 for (int32_t first = 0; first + n <= TILE_TOKENS; first += n) {
-                    const float *sums = run(kernels[k], &p, first, n);
+                    const float *sums = problem_run(kernels[k], &p, first, n);
                     assert_memory_equal(sums, all + first * PANEL_ROWS, (size_t)n * PANEL_ROWS * sizeof *sums);
                 }
             problem_release(&p);
@@ -156,9 +108,9 @@ static void test_one_hot_weights(void **state)
         for (int k = 0; k < K; k++) {
             set_code(codes + row * K / 2, k, (unsigned)(1 + (row + k) % 7));
             p.buffers = (struct buffers){BUFFERS_PLAIN, NULL};
-            p.panel = pack(&p.buffers, &p.matrix, K);
+            p.panel = panel_pack(&p.buffers, &p.matrix, K);
             for (int32_t j = 0; j < n_kernels; j++) {
-                const float *sums = run(kernels[j], &p, 0, N);
+                const float *sums = problem_run(kernels[j], &p, 0, N);
                 for (int t = 0; t < N; t++)
                     for (int r = 0; r < PANEL_ROWS; r++) {
                         double expected = r == row ? ref_weight(&p.matrix, K, row, k) * ref_bf16(p.x[t * K + k]) : 0;
@@ -194,10 +146,10 @@ static void test_all_scales_and_codes(void **state)
         for (int row = 0; row < PANEL_ROWS; row++)
             set_code(codes + row * BLOCK_BYTES, row / 16 * 8 + i % 8, (unsigned)row % 16);
         p.buffers = (struct buffers){BUFFERS_PLAIN, NULL};
-        p.panel = pack(&p.buffers, &p.matrix, p.K);
+        p.panel = panel_pack(&p.buffers, &p.matrix, p.K);
         for (int32_t j = 0; j < n_kernels; j++) {
             if (!is_fast && kernels[j] != kernel_exact()) continue;
-            const float *sums = run(kernels[j], &p, 0, 1);
+            const float *sums = problem_run(kernels[j], &p, 0, 1);
             for (int row = 0; row < PANEL_ROWS; row++) {
                 float expected = (float)ref_weight(&p.matrix, p.K, row, row / 16 * 8 + i % 8) + 0.0f; /* no -0 */
                 if (!same_bits(sums[row], expected))
@@ -220,7 +172,7 @@ static void test_nonfinite_x(void **state)
             double value[3 * PANEL_ROWS];
             p.x[p.K + 37] = values[v];
             solve(&p, value, NULL);
-            const float *sums = run(kernels[j], &p, 0, 3);
+            const float *sums = problem_run(kernels[j], &p, 0, 3);
             for (int i = 0; i < 3 * PANEL_ROWS; i++)
                 if (isnan(value[i])   ? !isnan(sums[i])
                     : isinf(value[i]) ? sums[i] != (float)value[i]
@@ -239,6 +191,12 @@ static void test_table(void **state)
     assert_ptr_equal(kernel_best(MOE4_ISA_AVX2), &kernel_avx2);
     assert_ptr_equal(kernel_best(MOE4_ISA_AVX512), &kernel_avx512);
     assert_ptr_equal(kernel_best(MOE4_ISA_AVX512_BF16), &kernel_avx512_bf16);
+    assert_ptr_equal(kernel_best(MOE4_ISA_AMX), &kernel_amx);
+    assert_ptr_equal(kernel_best(MOE4_ISA_NEON_BF16), &kernel_c); /* of another family */
+#elif defined(__aarch64__)
+    assert_ptr_equal(kernel_best(MOE4_ISA_NEON), &kernel_neon);
+    assert_ptr_equal(kernel_best(MOE4_ISA_NEON_BF16), &kernel_neon_bf16);
+    assert_ptr_equal(kernel_best(MOE4_ISA_AMX), &kernel_c); /* of another family */
 #endif
 }
 
@@ -279,9 +237,7 @@ static void test_row_loops(void **state)
 
 int main(void)
 {
-    moe4_isa levels[MAX_LEVELS];
-    n_kernels = isa_levels(levels);
-    for (int32_t i = 0; i < n_kernels; i++) kernels[i] = kernel_best(levels[i]);
+    n_kernels = runnable_kernels(kernels);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_exact_sums),

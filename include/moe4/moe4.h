@@ -66,13 +66,18 @@ typedef enum moe4_dtype {
 
 typedef enum moe4_device { MOE4_DEVICE_CPU = 0, MOE4_DEVICE_CUDA = 1 } moe4_device;
 
-/* Instruction-set levels of the CPU backend, each including those above it.  AUTO is the best this machine has. */
+/* Instruction-set levels of the CPU backend: C, and two families, x86 and Arm, in which a level includes C and those of
+ * its family above it.  AUTO is the best this machine has, but for AMX, which is only used when it is asked for: no
+ * hardware has run it yet. */
 typedef enum moe4_isa {
     MOE4_ISA_AUTO = 0,
-    MOE4_ISA_C,          /* portable C */
-    MOE4_ISA_AVX2,       /* AVX2, FMA, F16C */
-    MOE4_ISA_AVX512,     /* AVX-512 F, BW, DQ, VL */
-    MOE4_ISA_AVX512_BF16 /* + BF16 */
+    MOE4_ISA_C,           /* portable C */
+    MOE4_ISA_AVX2,        /* AVX2, FMA, F16C */
+    MOE4_ISA_AVX512,      /* AVX-512 F, BW, DQ, VL */
+    MOE4_ISA_AVX512_BF16, /* + BF16 */
+    MOE4_ISA_AMX,         /* + AMX BF16 */
+    MOE4_ISA_NEON,        /* aarch64 */
+    MOE4_ISA_NEON_BF16    /* + BF16 */
 } moe4_isa;
 
 /* What the arithmetic is, never how it is scheduled: each mode has its own section in docs/semantics.md. */

@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "context.h"
+#include "cpu/isa.h"
 
 /* What values a parameter may have.  NEEDED: as POSITIVE, but it may not be absent. */
 enum param_use { PARAM_UNUSED = 0, PARAM_FINITE, PARAM_POSITIVE, PARAM_NEEDED, PARAM_LIMIT };
@@ -50,8 +51,8 @@ static const moe4_param *param_of(const moe4_layer_config *config, int param)
 const struct activation_kernels *activation_kernels_for(moe4_isa isa)
 {
 #if defined(__x86_64__)
-    if (isa >= MOE4_ISA_AVX512) return &activation_avx512;
-    if (isa >= MOE4_ISA_AVX2) return &activation_avx2;
+    if (isa_includes(isa, MOE4_ISA_AVX512)) return &activation_avx512;
+    if (isa_includes(isa, MOE4_ISA_AVX2)) return &activation_avx2;
 #endif
     (void)isa;
     return &activation_c;

@@ -28,12 +28,15 @@ static moe4_status open_pool(struct moe4_context *context, const moe4_context_co
 static moe4_status cpu_open(struct moe4_context *context, const moe4_context_config *config)
 {
     struct cpu_features features = isa_read_features();
-    moe4_isa best = isa_best(&features);
-    const char *name = isa_name(config->isa);
-    if (!name) return context_fail(context, MOE4_EINVAL, "isa is %d, which is no level", config->isa);
-    if (config->isa > best)
+    moe4_isa best = isa_best(&features), isa = config->isa == MOE4_ISA_AUTO ? best : config->isa;
+    const char *name = isa_name(isa);
+    if (!name) return context_fail(context, MOE4_EINVAL, "isa is %d, which is no level", isa);
+    if (!isa_is_offered(&features, isa))
         return context_fail(context, MOE4_EUNSUPPORTED, "isa is %s, but this CPU offers %s", name, isa_name(best));
-    context->isa = config->isa == MOE4_ISA_AUTO ? best : config->isa;
+    if (!isa_enable(isa))
+        return context_fail(context, MOE4_EUNSUPPORTED, "isa is %s, but the operating system does not grant its state",
+                            name);
+    context->isa = isa;
     isa_cpu_name(context->device_name, sizeof context->device_name);
     return open_pool(context, config);
 }

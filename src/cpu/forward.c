@@ -6,6 +6,7 @@
 #include "base/dims.h"
 #include "context.h"
 #include "cpu/fpenv.h"
+#include "cpu/isa.h"
 #include "cpu/pool.h"
 #include "tuning.h"
 
@@ -148,7 +149,7 @@ moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *l
     const struct prepared *prepared = layer->prepared;
     struct forward f = {
         .context = context, .layer = layer, .prepared = prepared, .call = call, .T = call->n_tokens, .A = call->top_k};
-    if (prepared->isa > context->isa)
+    if (!isa_includes(context->isa, prepared->isa))
         return context_fail(context, MOE4_EINVAL,
                             "the layer was prepared for kernel %s, which this context's level lacks",
                             prepared->kernel->name);

@@ -1,4 +1,4 @@
-/* How a prepared layer keeps an expert's weights: one layout for every x86 kernel and for the portable one.
+/* How a prepared layer keeps an expert's weights: one layout for every kernel.
  *
  * A matrix [rows, K] is cut into PANELS of 64 rows; a panel is one run of K/32 BLOCKS, each 17 cache lines:
  *

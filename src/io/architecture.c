@@ -45,11 +45,13 @@ static const struct architecture {
     {"deepseek_v41", "DeepSeek-V4.1", moe_intermediate, "silu", SCORE_SQRT_SOFTPLUS, RENORMALIZE_YES,
      &router_of_deepseek_v4},
     {"glm4_moe", "GLM-4 MoE", moe_intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_UNSAID, &router_of_gate},
+    {"glm_moe_dsa", "GLM-5", moe_intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_UNSAID, &router_of_gate},
     {"minimax_m2", "MiniMax-M2", intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_YES, &router_of_gate},
     {"minimax_m3", "MiniMax-M3", intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_YES, &router_of_gate},
     {"bailing_moe", "Ling", moe_intermediate, NULL, SCORE_UNSAID, RENORMALIZE_UNSAID, &router_of_gate},
     {"bailing_moe_v2", "Ling 2", moe_intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_UNSAID, &router_of_gate},
     {"bailing_moe_v3", "Ling 3", moe_intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_UNSAID, &router_of_gate},
+    {"bailing_moe_linear", "Ling Linear", moe_intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_UNSAID, &router_of_gate},
     {"bailing_hybrid", "Ling hybrid", moe_intermediate, NULL, SCORE_SIGMOID, RENORMALIZE_UNSAID, &router_of_gate},
     {"mixtral", "Mixtral", intermediate, NULL, SCORE_SOFTMAX, RENORMALIZE_YES, &router_of_gate},
 };

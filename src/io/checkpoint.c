@@ -101,10 +101,47 @@ static int32_t layer_mark(const moe4_tensor *tensor, enum piece piece)
     }
 }
 
+/* Whether n_bytes of name match a pattern with *. */
+static int matches(const char *pattern, const char *name, size_t n_bytes)
+{
+    const char *end = name + n_bytes, *star = NULL, *retry = NULL;
+    while (name < end || *pattern) {
+        if (*pattern == '*') {
+            star = pattern++;
+            retry = name;
+        } else if (name < end && *pattern == *name) {
+            pattern++;
+            name++;
+        } else if (star && retry < end) {
+            pattern = star + 1;
+            name = ++retry;
+        } else {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* An MXFP4 tensor of a module that the config excludes from quantisation: one of the two is wrong. */
+static moe4_status check_excluded(moe4_context *context, const struct model *model, const moe4_tensor *tensor,
+                                  const struct suffix *suffix)
+{
+    size_t module_bytes = strlen(tensor->name) - strlen(suffix->name) - 1; /* without ".weight" */
+    const char *pattern = model->excluded, *end = pattern ? pattern + model->excluded_bytes : NULL;
+    for (; pattern < end; pattern += strlen(pattern) + 1)
+        if (matches(pattern, tensor->name, module_bytes))
+            return context_fail(context, MOE4_EFORMAT,
+                                "%s: tensor \"%s\" is %s, but config.json excludes \"%s\" from quantisation",
+                                show_file(tensor->file).text, show_name(tensor->name).text,
+                                show_type(tensor->dtype, tensor->rank, tensor->shape).text, show_name(pattern).text);
+    return MOE4_OK;
+}
+
 /* Marks the layer that a tensor is an expert tensor of. */
 static moe4_status mark_layer(moe4_context *context, moe4_checkpoint *checkpoint, const moe4_tensor *tensor)
 {
     struct place place;
+    const char *config_name = checkpoint->family == &family_gguf ? "its metadata" : "config.json";
     int32_t E = checkpoint->model.layer.n_experts;
     if (!spelling_parse(checkpoint->family, &checkpoint->spelling, checkpoint->model.n_layers, tensor->name, &place))
         return MOE4_OK;
@@ -116,10 +153,11 @@ static moe4_status mark_layer(moe4_context *context, moe4_checkpoint *checkpoint
             show_file(tensor->file).text, show_name(tensor->name).text, place.layer_number, checkpoint->n_all);
     if (place.expert >= E)
         return context_fail(context, MOE4_EFORMAT,
-                            "%s: tensor \"%s\" is of expert %" PRId32 ", but config.json has %" PRId32 " experts",
-                            show_file(tensor->file).text, show_name(tensor->name).text, place.expert, E);
-    checkpoint->layers[place.layer_number] |= layer_mark(tensor, place.suffix->piece);
-    return MOE4_OK;
+                            "%s: tensor \"%s\" is of expert %" PRId32 ", but %s has %" PRId32 " experts",
+                            show_file(tensor->file).text, show_name(tensor->name).text, place.expert, config_name, E);
+    int32_t mark = layer_mark(tensor, place.suffix->piece);
+    checkpoint->layers[place.layer_number] |= mark;
+    return mark == LAYER_MXFP4 ? check_excluded(context, &checkpoint->model, tensor, place.suffix) : MOE4_OK;
 }
 
 /* A layer none of whose expert tensors is here is not listed: a folder may hold a part of a model. */

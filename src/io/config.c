@@ -42,7 +42,8 @@ moe4_status config_open(moe4_context *context, const char *path, struct config *
     if (status == MOE4_OK) {
         const struct json_value *section = config_find(config, "text_config");
         config->section = section && section->type == JSON_OBJECT ? section : NULL;
-        if (!config_find(config, "quantization_config") && !config_find(config, "quantization"))
+        int is_silent = !config_find(config, "quantization_config") && !config_find(config, "quantization");
+        if (is_silent || config_says(config, "quantization_config.quant_method", "modelopt"))
             status = parse_beside(config);
     }
     if (status != MOE4_OK) config_close(config);

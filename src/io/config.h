@@ -20,8 +20,8 @@ struct config {
     const struct json_value *section; /* looked into first: "text_config", or a GGUF architecture's keys; NULL = none */
 };
 
-/* Opens config.json and, if it says nothing of a quantisation, the hf_quant_config.json beside it.
- * path must outlive *config.  config_close is needed only after success. */
+/* Opens config.json and, if it says nothing of a quantisation or that modelopt made it, the hf_quant_config.json beside
+ * it. path must outlive *config.  config_close is needed only after success. */
 moe4_status config_open(moe4_context *context, const char *path, struct config *config);
 void config_close(struct config *config);
 

@@ -66,5 +66,7 @@ void model_release(struct model *model, const moe4_allocator *allocator)
 {
     memory_release(allocator, model->limits,
                    ((size_t)model->n_layers + (size_t)model->n_extra_layers) * sizeof *model->limits);
+    memory_release(allocator, model->excluded, model->excluded_bytes);
     model->limits = NULL;
+    model->excluded = NULL;
 }

@@ -36,7 +36,9 @@ struct model {
     int32_t n_shared_experts;
     const struct router_names *router;
     enum need router_bias, selection_bias, expert_bias;
-    float *limits; /* one a layer, extra ones too; 0 = none; NULL = layer.limit for all */
+    char *excluded; /* modules that the config says are not quantised, each ended by NUL; * stands for anything */
+    size_t excluded_bytes; /* 0 = none */
+    float *limits;         /* one a layer, extra ones too; 0 = none; NULL = layer.limit for all */
 };
 void model_release(struct model *model, const moe4_allocator *allocator);
 

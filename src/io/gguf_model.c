@@ -39,6 +39,7 @@ static moe4_status add_pairs(struct config *config, const moe4_tensors *tensors,
         const struct metadata_pair *pair = &tensors->metadata[i];
         int ours = strncmp(pair->key, architecture, length) == 0 && pair->key[length] == '.';
         struct json_value ***end = ours ? &section_tail : &tail;
+        if (!ours && pair->token == JSON_ARRAY) continue; /* a tokenizer's */
         moe4_status status = make_node(config, pair, ours ? pair->key + length + 1 : pair->key, *end);
         if (status != MOE4_OK) return status;
         *end = &(**end)->next;

@@ -8,6 +8,7 @@
 #include "io/check.h"
 #include "io/checkpoint.h"
 #include "io/layer_reader.h"
+#include "layer.h"
 #include "supports.h"
 
 enum { PART_ALIGNMENT = 64 };
@@ -54,6 +55,8 @@ static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, 
     };
     moe4_status status = plan_fill(context, plan);
     reader->config = plan->config;
+    reader->config.first_expert = plan->first_expert;
+    reader->config.n_local_experts = plan->n_local;
     return status;
 }
 
@@ -86,6 +89,18 @@ static void set_sources(moe4_layer_config *config, const struct plan *plan, uint
     routing->correction_bias_dtype = plan->source_dtypes[SOURCE_SELECTION_BIAS];
     routing->hash_table = at[SOURCE_HASH_TABLE];
     routing->hash_table_dtype = plan->source_dtypes[SOURCE_HASH_TABLE];
+}
+
+/* What no backend would take is refused before anything is read: pointers are only looked at for being there. */
+static moe4_status check_config(moe4_context *context, const moe4_layer_reader *reader)
+{
+    uint8_t somewhere = 0, *at[N_SOURCES] = {NULL};
+    moe4_layer_config config = reader->config;
+    for (int i = 0; i < N_SOURCES; i++)
+        if (reader->plan.sources[i]) at[i] = &somewhere;
+    set_sources(&config, &reader->plan, at);
+    moe4_status status = layer_validate(context, &config);
+    return status == MOE4_EINVAL ? MOE4_EFORMAT : status; /* the file's fault, not the caller's */
 }
 
 static moe4_status read_router(moe4_context *context, moe4_layer_reader *reader)
@@ -127,14 +142,13 @@ moe4_status moe4_layer_reader_open(moe4_context *context, const moe4_checkpoint 
     status = adopt_struct(context, "options", given ? given : &defaults, &reader->options, sizeof reader->options);
     if (status == MOE4_OK) status = check_range(context, checkpoint->model.layer.n_experts, &reader->options);
     if (status == MOE4_OK) status = plan_layer(context, reader, checkpoint, layer_number);
+    if (status == MOE4_OK) status = check_config(context, reader);
     if (status == MOE4_OK) status = allocate_buffer(context, reader);
     if (status == MOE4_OK) status = read_router(context, reader);
     if (status != MOE4_OK) {
         moe4_layer_reader_close(reader);
         return status;
     }
-    reader->config.first_expert = reader->options.first_expert;
-    reader->config.n_local_experts = reader->options.n_experts;
     *result = reader;
     return MOE4_OK;
 }

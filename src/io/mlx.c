@@ -8,8 +8,9 @@ static const char *const size_keys[] = {"quantization.group_size", "quantization
 
 static int is_mlx(const struct config *config)
 {
-    return config->kind == CONFIG_JSON && !config_present(config, "quantization_config.quant_method") &&
-           config_present(config, config_key(config, bits_keys)) != NULL;
+    if (config->kind != CONFIG_JSON) return 0;
+    return config_present(config, bits_keys[0]) ||
+           (!config_present(config, "quantization_config.quant_method") && config_present(config, bits_keys[1]));
 }
 
 static moe4_status read_config(const struct config *config, struct model *model)

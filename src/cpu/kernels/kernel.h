@@ -25,9 +25,11 @@ struct kernel {
     gemm_tile_fn *gemm_tile;
 };
 
-extern const struct kernel kernel_c, kernel_avx2, kernel_avx512, kernel_avx512_bf16;
+extern const struct kernel kernel_c;
+extern const struct kernel kernel_avx2, kernel_avx512, kernel_avx512_bf16, kernel_amx; /* x86 */
+extern const struct kernel kernel_neon, kernel_neon_bf16;                              /* aarch64 */
 
-/* The best kernel at or below a level; levels are ordered. */
+/* The best kernel that a level (not AUTO) includes. */
 const struct kernel *kernel_best(moe4_isa isa);
 
 /* The kernel that is exact for every scale byte. */

@@ -1,0 +1,54 @@
+#include "panel.h"
+
+#include "cpu/isa.h"
+#include "ref.h"
+
+int32_t runnable_kernels(const struct kernel *kernels[MAX_KERNELS])
+{
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n = isa_levels(levels);
+    for (int32_t i = 0; i < n; i++) kernels[i] = kernel_best(levels[i]);
+#if defined(__x86_64__)
+    if (isa_includes(levels[n - 1], MOE4_ISA_AVX512)) kernels[n++] = &kernel_amx_emulated;
+#endif
+    return n;
+}
+
+const uint8_t *panel_pack(struct buffers *buffers, const moe4_matrix *matrix, int64_t K)
+{
+    const struct row_order order = {PANEL_PLAIN, MOE4_GATE_UP_NONE, PANEL_ROWS, PANEL_ROWS};
+    float bias[PANEL_ROWS];
+    uint8_t *panel = buffers_allocate(buffers, (size_t)(K / 32 * PANEL_BLOCK_BYTES));
+    layout_pack_panel(matrix, K, &order, 0, panel, bias);
+    return panel;
+}
+
+struct problem problem_create(enum weight_data data, int64_t K, int32_t n_tokens)
+{
+    struct problem p = {.buffers = {BUFFERS_GUARD_AFTER, NULL}, .K = K, .n_tokens = n_tokens};
+    struct random random = {(uint64_t)(K * 100 + n_tokens)};
+    moe4_layer_config config = layer_config(PANEL_ROWS, K, 1, 1);
+    struct weight_plan plan = {.data = data, .seed = random_bits(&random)};
+    p.matrix = weights_expert(&p.buffers, &config, &plan, 0).down;
+    p.panel = panel_pack(&p.buffers, &p.matrix, K);
+    p.x = buffers_allocate(&p.buffers, (size_t)(n_tokens * K) * sizeof *p.x);
+    for (int64_t i = 0; i < n_tokens * K; i++)
+        p.x[i] = ref_to_bf16(data == WEIGHTS_EXACT ? (double)random_below(&random, 5) - 2
+                                                   : random_normal(&random) * (i % 100 == 17 ? 20 : 1));
+    return p;
+}
+
+void problem_release(struct problem *p)
+{
+    buffers_release(&p->buffers);
+}
+
+float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n)
+{
+    uint16_t *packed = buffers_allocate(&p->buffers, (size_t)(n * p->K) * sizeof *packed);
+    float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
+    for (int64_t k = 0; k < p->K; k++)
+        for (int32_t t = 0; t < n; t++) packed[(k / 2 * n + t) * 2 + k % 2] = p->x[(first + t) * p->K + k];
+    kernel->gemm_tile(p->panel, p->K / 32, packed, n, sums);
+    return sums;
+}
