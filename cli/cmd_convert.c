@@ -2,11 +2,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <jansson.h>
 
 #include "command.h"
 #include "dense.h"
+#include "gguf_output.h"
 #include "memory.h"
 #include "message.h"
 #include "options.h"
@@ -18,6 +20,9 @@
 
 enum { UNIT_COPY, UNIT_LAYER, UNIT_EXPERT };
 enum { MAX_NAME = 512 };
+
+static const char *const target_words[] = {"gpt-oss", "compressed-tensors", "deepseek-v4", "gguf", NULL};
+enum { TO_GGUF = STORAGE_DEEPSEEK_V4 + 1 };
 
 struct convert {
     const char *source, *target;
@@ -198,12 +203,17 @@ static int plan_others(struct convert *self)
     return code;
 }
 
+static int check_layers(const struct convert *self)
+{
+    for (int32_t i = 0; i < self->layers.count; ++i)
+        if (!layer_is_mxfp4(self, (int32_t)self->layers.values[i]))
+            return fail("--layers: %lld is no MXFP4 layer of %s", (long long)self->layers.values[i], self->source);
+    return EXIT_OK;
+}
+
 static int plan(struct convert *self)
 {
-    int code = EXIT_OK;
-    for (int32_t i = 0; !code && i < self->layers.count; ++i)
-        if (!layer_is_mxfp4(self, (int32_t)self->layers.values[i]))
-            code = fail("--layers: %lld is no MXFP4 layer of %s", (long long)self->layers.values[i], self->source);
+    int code = check_layers(self);
     for (int32_t i = 0; !code && i < self->info.n_moe_layers; ++i) {
         int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
         if (layer_is_wanted(self, layer)) code = plan_layer(self, layer);
@@ -288,7 +298,7 @@ static void report(const struct convert *self)
         json_t *object = json_object();
         json_put_text(object, "path", self->target);
         json_put_text(object, "from", self->info.layout);
-        json_put_text(object, "to", storage_words[self->to]);
+        json_put_text(object, "to", target_words[self->to]);
         json_put_text(object, "contents", self->contents);
         json_put_integer(object, "layers", self->n_layers);
         json_put_integer(object, "bytes", output->bytes_total);
@@ -300,7 +310,7 @@ static void report(const struct convert *self)
     }
     report_title("%s", self->target);
     report_field("contents", "%s, %s of MXFP4 experts from \"%s\" to %s", self->contents,
-                 human_plural(self->n_layers, "layer").text, self->info.layout, storage_words[self->to]);
+                 human_plural(self->n_layers, "layer").text, self->info.layout, target_words[self->to]);
     report_field("files", "%s, %s", human_plural(output->n_shards, "shard").text,
                  human_bytes((double)output->bytes_total).text);
     if (output->n_kept) report_field("kept", "%s that were there", human_plural(output->n_kept, "shard").text);
@@ -321,12 +331,39 @@ static int describe(struct convert *self)
     return code;
 }
 
+/* Another container: one file of the MoE layers alone. */
+static int convert_to_gguf(struct convert *self)
+{
+    struct gguf_output output = {
+        .context = self->context, .checkpoint = self->checkpoint, .info = &self->info, .path = self->target};
+    const char *end = strrchr(self->target, '.');
+    int32_t *layers = NULL;
+    if (!end || strcmp(end, ".gguf")) return fail("%s: a file whose name ends in .gguf is wanted", self->target);
+    if (!self->force && !access(self->target, F_OK)) return fail("%s: is there; --force replaces it", self->target);
+    int code = check_layers(self);
+    if (!code) code = allocate(&layers, self->info.n_moe_layers, sizeof *layers, "layers");
+    for (int32_t i = 0; !code && i < self->info.n_moe_layers; ++i) {
+        int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
+        if (layer_is_wanted(self, layer)) layers[output.n_layers++] = layer;
+    }
+    output.layers = layers;
+    if (!code) code = gguf_output_write(&output);
+    free(layers);
+    snprintf(self->contents, sizeof self->contents, "MoE layers only");
+    self->n_layers = output.n_layers;
+    self->output.bytes_total = output.bytes_total;
+    self->output.n_shards = 1;
+    if (!code) report(self);
+    return code;
+}
+
 static int convert_run(struct convert *self)
 {
     if (moe4_checkpoint_open(self->context, self->source, &self->checkpoint) != MOE4_OK ||
         moe4_checkpoint_describe(self->checkpoint, &self->info) != MOE4_OK)
         return fail_library(self->context);
     self->tensors = moe4_checkpoint_tensors(self->checkpoint);
+    if (self->to == TO_GGUF) return convert_to_gguf(self);
     self->source_config = storage_config_read(self->source);
     if (!self->source_config) return EXIT_FAILED;
     self->config = storage_config((storage_kind)self->to, self->source_config);
@@ -343,8 +380,8 @@ int cmd_convert(int argc, char **argv)
     struct convert self = {.to = -1, .info = MOE4_CHECKPOINT_INFO_INIT};
     const struct option options[] = {
         option_operand("SRC", &self.source, "a checkpoint with MXFP4 experts"),
-        option_operand("DST", &self.target, "folder to write"),
-        option_required(option_word("--to", storage_words, &self.to, "the layout to write")),
+        option_operand("DST", &self.target, "folder to write; for gguf a file"),
+        option_required(option_word("--to", target_words, &self.to, "the layout to write")),
         option_integers("--layers", "LIST", &self.layers, 0, 100000, "only these MoE layers, and nothing else (1,2,3)"),
         option_integer("--shard-bytes", "N", &self.output.shard_bytes, 1, INT64_MAX, "bytes a file, about (5 GB)"),
         option_flag("--force", &self.force, "replace what DST holds"),
