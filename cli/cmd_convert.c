@@ -61,6 +61,12 @@ static int layer_is_mxfp4(const struct convert *self, int32_t layer)
     return 0;
 }
 
+/* A GGUF file has no config.json and other names: only the MoE layers of what it holds can be carried over. */
+static int is_gguf(const struct convert *self)
+{
+    return !strcmp(self->info.layout, "GGUF");
+}
+
 static int layer_open(struct convert *self, int32_t layer)
 {
     if (self->reader && self->reader_layer == layer) return EXIT_OK;
@@ -80,6 +86,10 @@ static int layer_open(struct convert *self, int32_t layer)
 static int find_base(const struct convert *self, int32_t layer, char base[MAX_NAME])
 {
     static const char mark[] = ".experts.";
+    if (is_gguf(self)) {
+        snprintf(base, MAX_NAME, "model.layers.%d.mlp.experts.", layer);
+        return EXIT_OK;
+    }
     for (int64_t i = 0; i < moe4_tensors_count(self->tensors); ++i) {
         const moe4_tensor *tensor = moe4_tensors_get(self->tensors, i);
         const char *found = strstr(tensor->name, mark);
@@ -185,6 +195,29 @@ static int plan_layer(struct convert *self, int32_t layer)
                                          : plan_apart(self, base, layer, &sample);
 }
 
+static int plan_copy(struct convert *self, const moe4_tensor *tensor, const char *name)
+{
+    struct output_unit *unit = output_add_unit(&self->output, UNIT_COPY);
+    if (!unit) return EXIT_FAILED;
+    unit->source[0] = tensor;
+    return output_add(&self->output, name, tensor->dtype, tensor->rank, tensor->shape);
+}
+
+/* The router of a layer of a GGUF file, by the names of gpt-oss. */
+static int plan_router(struct convert *self, int32_t layer)
+{
+    static const char *const ends[] = {"weight", "bias"};
+    int code = EXIT_OK;
+    for (int i = 0; !code && i < 2; ++i) {
+        char from[64], to[64];
+        snprintf(from, sizeof from, "blk.%d.ffn_gate_inp.%s", layer, ends[i]);
+        snprintf(to, sizeof to, "model.layers.%d.mlp.router.%s", layer, ends[i]);
+        const moe4_tensor *tensor = moe4_tensors_find(self->tensors, from);
+        if (tensor) code = plan_copy(self, tensor, to);
+    }
+    return code;
+}
+
 /* What is not an MXFP4 expert stays as it is; with --layers only what belongs to these. */
 static int plan_others(struct convert *self)
 {
@@ -195,10 +228,7 @@ static int plan_others(struct convert *self)
         moe4_tensor_role role = moe4_checkpoint_role(self->checkpoint, tensor, &layer);
         if (role == MOE4_ROLE_EXPERT && layer_is_mxfp4(self, layer)) continue;
         if (self->layers.count && (role == MOE4_ROLE_OTHER || !layer_is_wanted(self, layer))) continue;
-        struct output_unit *unit = output_add_unit(&self->output, UNIT_COPY);
-        if (!unit) return EXIT_FAILED;
-        unit->source[0] = tensor;
-        code = output_add(&self->output, tensor->name, tensor->dtype, tensor->rank, tensor->shape);
+        code = plan_copy(self, tensor, tensor->name);
     }
     return code;
 }
@@ -217,8 +247,9 @@ static int plan(struct convert *self)
     for (int32_t i = 0; !code && i < self->info.n_moe_layers; ++i) {
         int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
         if (layer_is_wanted(self, layer)) code = plan_layer(self, layer);
+        if (!code && is_gguf(self) && layer_is_wanted(self, layer)) code = plan_router(self, layer);
     }
-    return code ? code : plan_others(self);
+    return code || is_gguf(self) ? code : plan_others(self);
 }
 
 /* ---- Units ------------------------------------------------------------------------------------------------------- */
@@ -324,7 +355,8 @@ static int describe(struct convert *self)
     int used = snprintf(what, sizeof what, "convert to %s, layers", storage_words[self->to]);
     for (int32_t i = 0; i < self->layers.count && used < (int)sizeof what - 24; ++i)
         used += snprintf(what + used, sizeof what - (size_t)used, " %lld", (long long)self->layers.values[i]);
-    snprintf(self->contents, sizeof self->contents, self->layers.count ? "MoE layers only" : "whole checkpoint");
+    snprintf(self->contents, sizeof self->contents,
+             self->layers.count || is_gguf(self) ? "MoE layers only" : "whole checkpoint");
     int code = output_begin(&self->output, what, self->tensors);
     const char *const metadata[] = {"moe4.contents", self->contents, "format", "pt", NULL};
     memcpy(self->output.metadata + 2, metadata, sizeof metadata);
@@ -357,6 +389,20 @@ static int convert_to_gguf(struct convert *self)
     return code;
 }
 
+static json_t *config_of_gguf(struct convert *self)
+{
+    if (strcmp(self->info.family, "gpt-oss")) {
+        fail("%s: of GGUF files only those of gpt-oss can be converted: router and activation of %s would be lost",
+             self->source, self->info.family);
+        return NULL;
+    }
+    if (layer_open(self, moe4_checkpoint_layer_number(self->checkpoint, 0))) return NULL;
+    const moe4_layer_config *config = moe4_layer_reader_config(self->reader);
+    struct moe_sizes sizes = {config->hidden_size,   config->intermediate_size, config->n_experts,
+                              config->routing.top_k, self->info.n_model_layers, (double)config->limit.value};
+    return storage_config_of_gpt_oss(&sizes);
+}
+
 static int convert_run(struct convert *self)
 {
     if (moe4_checkpoint_open(self->context, self->source, &self->checkpoint) != MOE4_OK ||
@@ -364,7 +410,7 @@ static int convert_run(struct convert *self)
         return fail_library(self->context);
     self->tensors = moe4_checkpoint_tensors(self->checkpoint);
     if (self->to == TO_GGUF) return convert_to_gguf(self);
-    self->source_config = storage_config_read(self->source);
+    self->source_config = is_gguf(self) ? config_of_gguf(self) : storage_config_read(self->source);
     if (!self->source_config) return EXIT_FAILED;
     self->config = storage_config((storage_kind)self->to, self->source_config);
     if (!self->config) return EXIT_FAILED;

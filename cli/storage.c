@@ -27,6 +27,16 @@ json_t *storage_config_read(const char *folder)
     return NULL;
 }
 
+json_t *storage_config_of_gpt_oss(const struct moe_sizes *sizes)
+{
+    return json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "architectures", "GptOssForCausalLM",
+                     "model_type", "gpt_oss", "hidden_size", (json_int_t)sizes->hidden_size, "intermediate_size",
+                     (json_int_t)sizes->intermediate_size, "num_local_experts", (json_int_t)sizes->n_experts,
+                     "num_experts_per_tok", (json_int_t)sizes->top_k, "experts_per_token", (json_int_t)sizes->top_k,
+                     "num_hidden_layers", (json_int_t)sizes->n_layers, "swiglu_limit", sizes->limit, "hidden_act",
+                     "silu");
+}
+
 const json_t *config_member(const json_t *config, const char *key)
 {
     const json_t *found = json_object_get(config, key);

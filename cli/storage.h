@@ -27,6 +27,13 @@ json_t *storage_config_read(const char *folder);
  * quantisation of other tensors is kept, and comes back when the layout does. */
 json_t *storage_config(storage_kind kind, const json_t *source);
 
+/* A config.json for the layers of a gpt-oss model that came without one. */
+struct moe_sizes {
+    int64_t hidden_size, intermediate_size, n_experts, top_k, n_layers;
+    double limit;
+};
+json_t *storage_config_of_gpt_oss(const struct moe_sizes *sizes);
+
 /* A member of the config, or of its text part. */
 const json_t *config_member(const json_t *config, const char *key);
 

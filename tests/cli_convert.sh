@@ -50,6 +50,42 @@ same_output "$work/ds" "$work/ds_ct"
 expect 0 convert "$work/ds_ct" "$work/ds_back" --to deepseek-v4
 same "$work/ds" "$work/ds_back"
 
+# GGUF and back: the MoE layers alone, the same codes and scales; biases and router become f32 and keep their values.
+gguf=$work/model.gguf
+expect 0 convert "$model" "$gguf" --to gguf --json
+json to=gguf layers=3 "contents=MoE layers only"
+expect 0 inspect "$gguf" --json
+json family=gpt-oss layout=GGUF n_moe_layers=3 n_model_layers=3
+same_output "$model" "$gguf"
+expect 0 convert "$gguf" "$work/from_gguf" --to gpt-oss --json
+json "contents=MoE layers only" layers=3
+for layer in 0 1 2; do
+    for part in gate_up_proj_blocks gate_up_proj_scales down_proj_blocks down_proj_scales; do
+        name=model.layers.$layer.mlp.experts.$part
+        "$helpers/same_tensors" "$model/model.safetensors" "$work/from_gguf/model.safetensors" "$name" ||
+            die "$name differs"
+    done
+done
+same_output "$model" "$work/from_gguf"
+expect 0 convert "$work/from_gguf" "$work/again.gguf" --to gguf
+cmp "$gguf" "$work/again.gguf"
+expect 0 convert "$work/ct" "$work/ct.gguf" --to gguf
+same "$gguf" "$work/ct.gguf"
+expect 0 convert "$work/ds" "$work/ds.gguf" --to gguf
+same_output "$work/ds" "$work/ds.gguf"
+expect 1 convert "$work/ds.gguf" "$work/x" --to compressed-tensors
+says "$err" "router and activation of DeepSeek-V4 would be lost"
+expect 1 convert "$model" "$gguf" --to gguf
+says "$err" "is there; --force replaces it"
+expect 1 convert "$model" "$work/folder" --to gguf
+says "$err" "ends in .gguf"
+# gpt-oss's limit is not in a GGUF file: another one cannot be said.
+cp -r "$model" "$work/limit"
+sed 's/"swiglu_limit": 7.0/"swiglu_limit": 5.0/' "$model/config.json" >"$work/limit/config.json"
+expect 1 convert "$work/limit" "$work/x.gguf" --to gguf
+says "$err" "the activation's limit would be lost"
+[ -z "$(ls "$work" | grep 'x.*gguf')" ] || die "a refusal left $(ls "$work")"
+
 # Some layers alone: part of a model, and it says so.
 expect 0 convert "$model" "$work/part" --to compressed-tensors --layers 1 --json
 json layers=1 "contents=MoE layers only"

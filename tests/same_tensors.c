@@ -1,4 +1,5 @@
-/* same_tensors PATH OTHER: whether two files or folders hold the same tensors: names, types, shapes and bytes. */
+/* same_tensors PATH OTHER [NAME]: whether two files or folders hold the same tensors, or the same tensor of that name:
+ * names, types, shapes and bytes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,17 +30,22 @@ int main(int argc, char **argv)
 {
     moe4_context *context;
     moe4_tensors *files[2];
-    if (argc != 3 || moe4_context_create(NULL, &context) != MOE4_OK) return 2;
+    if (argc < 3 || argc > 4 || moe4_context_create(NULL, &context) != MOE4_OK) return 2;
     for (int i = 0; i < 2; i++)
         if (moe4_tensors_open(context, argv[1 + i], &files[i]) != MOE4_OK) {
             fprintf(stderr, "same_tensors: %s\n", moe4_context_message(context));
             return 2;
         }
     int64_t n = moe4_tensors_count(files[0]), n_other = moe4_tensors_count(files[1]);
-    int failed = n != n_other;
+    int failed = argc == 3 && n != n_other;
     if (failed) fprintf(stderr, "same_tensors: %lld tensors and %lld\n", (long long)n, (long long)n_other);
+    if (argc == 4 && !moe4_tensors_find(files[0], argv[3])) {
+        fprintf(stderr, "same_tensors: no %s\n", argv[3]);
+        failed = 1;
+    }
     for (int64_t i = 0; i < n; i++) {
         const moe4_tensor *tensor = moe4_tensors_get(files[0], i);
+        if (argc == 4 && strcmp(tensor->name, argv[3])) continue;
         if (is_same(context, (const moe4_tensors *const[]){files[0], files[1]}, tensor)) continue;
         fprintf(stderr, "same_tensors: %s differs\n", tensor->name);
         failed = 1;
