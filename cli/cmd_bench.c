@@ -37,6 +37,7 @@ struct bench {
     struct workload workload;
     moe4_layer *layer;
     moe4_layer_info layer_info;
+    struct memory_record weights; /* where the layer keeps most of them */
     struct probe *probe;
     struct probe_result machine;
 };
@@ -75,7 +76,7 @@ static int bench_prepare(struct bench *bench)
     if (moe4_layer_create_from(bench->context, &bench->config, &source, &bench->layer) != MOE4_OK ||
         moe4_layer_describe(bench->layer, &bench->layer_info) != MOE4_OK)
         return fail_library(bench->context);
-    return probe_open(bench->info.n_threads, bench->layer_info.weight_bytes, &bench->probe);
+    return probe_open(bench->info.n_threads, bench->layer_info.weight_bytes, &bench->weights, &bench->probe);
 }
 
 /* A pass of n tokens with generated inputs and room for logits. */
@@ -290,7 +291,8 @@ static void bench_print_machine(const struct bench *bench)
 
 static int bench_run(struct bench *bench)
 {
-    int code = context_open((moe4_isa)bench->isa, bench->n_threads, &bench->context, &bench->info);
+    const moe4_allocator allocator = memory_recorder(&bench->weights);
+    int code = context_open((moe4_isa)bench->isa, bench->n_threads, &allocator, &bench->context, &bench->info);
     if (!code && bench->tuning_file && moe4_tuning_load(bench->context, bench->tuning_file) != MOE4_OK)
         code = fail_library(bench->context);
     if (!code) code = bench_prepare(bench);

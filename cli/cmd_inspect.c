@@ -348,7 +348,7 @@ int cmd_inspect(int argc, char **argv)
     moe4_context_info device = MOE4_CONTEXT_INFO_INIT;
     inspect.info = (moe4_checkpoint_info)MOE4_CHECKPOINT_INFO_INIT;
     if (inspect.plot) inspect.looks_at_weights = 1;
-    code = context_open(MOE4_ISA_AUTO, inspect.looks_at_weights ? 0 : 1, &inspect.context, &device);
+    code = context_open(MOE4_ISA_AUTO, inspect.looks_at_weights ? 0 : 1, NULL, &inspect.context, &device);
     inspect.n_threads = device.n_threads;
     if (!code && moe4_checkpoint_open(inspect.context, inspect.path, &inspect.checkpoint) != MOE4_OK)
         code = fail_library(inspect.context);

@@ -68,7 +68,7 @@ static int run_ask(const struct run *run)
 
 static int run_open(struct run *run)
 {
-    int code = context_open((moe4_isa)run->isa, run->n_threads, &run->context, &run->info);
+    int code = context_open((moe4_isa)run->isa, run->n_threads, NULL, &run->context, &run->info);
     if (!code && run->tuning_file && moe4_tuning_load(run->context, run->tuning_file) != MOE4_OK)
         code = fail_library(run->context);
     if (!code) code = model_open(run->context, run->path, run->layer_number, run->experts, &run->model);
@@ -121,7 +121,7 @@ static int run_cpu(struct run *run)
     if (!code && moe4_layer_describe(run->layer, &run->layer_info) != MOE4_OK) code = fail_library(run->context);
     if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
     if (!code) code = run_time(run);
-    if (!code) code = probe_open(run->info.n_threads, run->layer_info.weight_bytes, &probe);
+    if (!code) code = probe_open(run->info.n_threads, run->layer_info.weight_bytes, NULL, &probe);
     if (!code) probe_bandwidth(probe, &measured);
     probe_close(probe);
     run->bandwidth_gbs = measured.bandwidth_gbs;

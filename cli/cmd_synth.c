@@ -324,7 +324,7 @@ int cmd_synth(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
     code = synth_resolve(&synth);
-    if (!code) code = context_open(MOE4_ISA_AUTO, 0, &synth.context, &info);
+    if (!code) code = context_open(MOE4_ISA_AUTO, 0, NULL, &synth.context, &info);
     synth.n_threads = info.n_threads;
     if (!code) code = synth_run(&synth);
     moe4_context_destroy(synth.context);

@@ -32,7 +32,7 @@ struct tune {
 
 static int tune_open(struct tune *tune)
 {
-    int code = context_open((moe4_isa)tune->isa, tune->n_threads, &tune->context, &tune->info);
+    int code = context_open((moe4_isa)tune->isa, tune->n_threads, NULL, &tune->context, &tune->info);
     if (!code)
         code = model_open(tune->context, tune->path, tune->layer_number, (struct integer_pair){0, 0}, &tune->model);
     if (!code) code = model_prepare(&tune->model, tune->context, &tune->layer);

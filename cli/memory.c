@@ -32,6 +32,29 @@ static int64_t number_in_file(const char *path, const char *label)
     return number;
 }
 
+static void *record_allocate(void *user, size_t bytes, size_t alignment)
+{
+    struct memory_record *record = user;
+    if (bytes > SIZE_MAX - alignment) return NULL;
+    void *block = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (block && bytes > record->n_bytes) *record = (struct memory_record){block, bytes};
+    return block;
+}
+
+static void record_release(void *user, void *memory, size_t bytes)
+{
+    struct memory_record *record = user;
+    (void)bytes;
+    if (memory == record->block) *record = (struct memory_record){NULL, 0};
+    free(memory);
+}
+
+moe4_allocator memory_recorder(struct memory_record *record)
+{
+    *record = (struct memory_record){NULL, 0};
+    return (moe4_allocator){record_allocate, record_release, record};
+}
+
 int64_t memory_available(void)
 {
     int64_t kilobytes = number_in_file("/proc/meminfo", "MemAvailable:");

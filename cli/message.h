@@ -22,6 +22,7 @@ int fail_library(const moe4_context *context);
 __attribute__((format(printf, 1, 2))) void note(const char *format, ...);
 
 /* Creates a context and describes it.  On failure says why, and *context is NULL. */
-int context_open(moe4_isa isa, int64_t n_threads, moe4_context **context, moe4_context_info *info);
+int context_open(moe4_isa isa, int64_t n_threads, const moe4_allocator *allocator, moe4_context **context,
+                 moe4_context_info *info);
 
 #endif

@@ -17,6 +17,7 @@
 
 enum { MAX_THREADS = 256, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_TRIES = 3, ADDS = 64 };
 static const int64_t buffer_bytes_most = (int64_t)1 << 30, buffer_bytes_least = (int64_t)1 << 26;
+static const int64_t weights_bytes_least = (int64_t)1 << 28; /* that are worth reading themselves */
 static const double read_seconds = 0.5, rate_seconds = 0.03; /* about as long as a measurement may take */
 
 struct probe {
@@ -24,6 +25,7 @@ struct probe {
     cpu_set_t cpus; /* those that the process may use */
     uint8_t *buffer;
     int64_t bytes, bytes_per_thread;
+    int is_own; /* not a layer's weights */
 };
 
 /* ---- Pinned threads ---------------------------------------------------------------------------------------------- */
@@ -251,7 +253,25 @@ void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best)
                                : 0;
 }
 
-int probe_open(int32_t n_threads, int64_t weight_bytes, struct probe **result)
+/* A buffer of our own, every page of it where its reader runs. */
+static int probe_allocate(struct probe *probe, int64_t weight_bytes)
+{
+    int64_t enough = weight_bytes < buffer_bytes_most / 4 ? 4 * weight_bytes : buffer_bytes_most;
+    int64_t affordable = memory_available() / 4;
+    probe->bytes = buffer_bytes_most;
+    while (probe->bytes > buffer_bytes_least && (probe->bytes / 2 >= enough || probe->bytes > affordable))
+        probe->bytes /= 2;
+    probe->buffer = mmap(NULL, (size_t)probe->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (probe->buffer == MAP_FAILED) {
+        probe->buffer = NULL;
+        return fail("out of memory: %lld bytes for measuring the bandwidth", (long long)probe->bytes);
+    }
+    probe->is_own = 1;
+    madvise(probe->buffer, (size_t)probe->bytes, MADV_HUGEPAGE);
+    return EXIT_OK;
+}
+
+int probe_open(int32_t n_threads, int64_t weight_bytes, const struct memory_record *weights, struct probe **result)
 {
     struct probe *probe;
     int code = allocate(&probe, 1, sizeof *probe, "the probe");
@@ -261,20 +281,18 @@ int probe_open(int32_t n_threads, int64_t weight_bytes, struct probe **result)
         CPU_ZERO(&probe->cpus);
         CPU_SET(0, &probe->cpus);
     }
-    int64_t enough = weight_bytes < buffer_bytes_most / 4 ? 4 * weight_bytes : buffer_bytes_most;
-    int64_t affordable = memory_available() / 4;
-    probe->bytes = buffer_bytes_most;
-    while (probe->bytes > buffer_bytes_least && (probe->bytes / 2 >= enough || probe->bytes > affordable))
-        probe->bytes /= 2;
-    probe->bytes_per_thread = probe->bytes / probe->n_threads / (8 * LINE_BYTES) * (8 * LINE_BYTES);
-    probe->buffer = mmap(NULL, (size_t)probe->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (probe->buffer == MAP_FAILED) {
-        code = fail("out of memory: %lld bytes for measuring the bandwidth", (long long)probe->bytes);
+    if (weights && (int64_t)weights->n_bytes >= weights_bytes_least) {
+        probe->buffer = weights->block;
+        probe->bytes = (int64_t)weights->n_bytes;
+    } else {
+        code = probe_allocate(probe, weight_bytes);
+    }
+    if (code) {
         free(probe);
         return code;
     }
-    madvise(probe->buffer, (size_t)probe->bytes, MADV_HUGEPAGE);
-    measure(probe, touch, NULL);
+    probe->bytes_per_thread = probe->bytes / probe->n_threads / (8 * LINE_BYTES) * (8 * LINE_BYTES);
+    if (probe->is_own) measure(probe, touch, NULL);
     *result = probe;
     return EXIT_OK;
 }
@@ -282,6 +300,6 @@ int probe_open(int32_t n_threads, int64_t weight_bytes, struct probe **result)
 void probe_close(struct probe *probe)
 {
     if (!probe) return;
-    munmap(probe->buffer, (size_t)probe->bytes);
+    if (probe->is_own) munmap(probe->buffer, (size_t)probe->bytes);
     free(probe);
 }

@@ -30,15 +30,10 @@ static unsigned scale_byte_above(double s)
     return scale_byte(fraction == 0.5 ? exponent - 1 : exponent);
 }
 
-/* amax / largest as the quantisers compute it: times the f32 reciprocal, rounded to f32. */
-static double scaled_maximum(double amax, double largest)
-{
-    return ref_round_f32(amax * ref_round_f32(1 / largest));
-}
-
+/* amax / 448 as quantisers compute it: times the f32 reciprocal, rounded to f32. */
 unsigned ref_mxfp8_scale(double amax)
 {
-    return isfinite(amax) ? scale_byte_above(scaled_maximum(amax, 448)) : 0xFF;
+    return isfinite(amax) ? scale_byte_above(ref_round_f32(amax * ref_round_f32(1.0 / 448))) : 0xFF;
 }
 
 /* A block under byte 0 is all zero, whatever its elements were. */
@@ -100,7 +95,7 @@ static unsigned mxfp4_scale(const double *x, double amax, moe4_scale_rule rule)
     switch (rule) {
     case MOE4_SCALE_EVEN: return scale_byte(exponent - 1 - 2 + (2 * fraction >= 1.75)); /* 1.75 rounds up to 2 */
     case MOE4_SCALE_FLOOR: return scale_byte(exponent - 1 - 2);
-    case MOE4_SCALE_CEIL: return scale_byte_above(scaled_maximum(amax, 6));
+    case MOE4_SCALE_CEIL: return scale_byte_above(amax / 6);
     case MOE4_SCALE_MSE: return mxfp4_best_scale(x);
     }
     assert(!"mxfp4_scale: no such rule");

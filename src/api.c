@@ -223,11 +223,15 @@ static moe4_status check_workspace(moe4_context *context, const moe4_layer *laye
     return MOE4_OK;
 }
 
-static moe4_status check_result(moe4_context *context, const moe4_layer *layer, int64_t n_tokens, moe4_result *result)
+static moe4_status check_result(moe4_context *context, const moe4_layer *layer, int64_t n_tokens, int32_t top_k,
+                                moe4_result *result)
 {
     if (!result->y && !result->gemm2_rows)
         return context_fail(context, MOE4_EINVAL, "y is NULL, and so is gemm2_rows: nothing is asked for");
     TRY(resolve_stride(context, "ldy", layer->output_size, &result->ldy));
+    if (result->row_map && n_tokens * top_k > INT32_MAX) /* n_tokens <= INT32_MAX: supports */
+        return context_fail(context, MOE4_EUNSUPPORTED, "row_map holds 32-bit rows, but %lld tokens have %d slots each",
+                            (long long)n_tokens, top_k);
     if (result->replay && result->replay_rows < n_tokens)
         return context_fail(context, MOE4_EINVAL, "replay_rows is %lld, expected at least the %lld tokens",
                             (long long)result->replay_rows, (long long)n_tokens);
@@ -322,7 +326,7 @@ static moe4_status forward(moe4_context *context, const moe4_layer *layer, moe4_
     TRY(read_token_count(context, batch, &call.n_tokens));
     if (call.n_tokens == 0) return MOE4_OK;
     TRY(check_batch(context, layer, batch));
-    TRY(check_result(context, layer, call.n_tokens, result));
+    TRY(check_result(context, layer, call.n_tokens, call.top_k, result));
     if (topk) {
         TRY(check_topk(context, layer, result, topk));
     } else {

@@ -37,6 +37,9 @@ static moe4_status check_deferred(moe4_context *context, moe4_deferred *d)
     if (d->n_tokens == 0) return MOE4_OK;
     if (d->top_k < 1 || d->top_k > MAX_TOP_K)
         return context_fail(context, MOE4_EINVAL, "top_k is %d, expected 1 to %d", d->top_k, MAX_TOP_K);
+    if (d->n_tokens > INT64_MAX / d->top_k)
+        return context_fail(context, MOE4_EINVAL, "%lld tokens of %d slots do not fit the address space",
+                            (long long)d->n_tokens, d->top_k);
     if (d->output_size < 1)
         return context_fail(context, MOE4_EINVAL, "output_size is %lld, expected 1 or more", (long long)d->output_size);
     if (!d->row_map || !d->weights || (!d->gemm2_rows && d->n_rows))

@@ -85,6 +85,7 @@ moe4_status moe4_route(moe4_context *context, const moe4_routing *given_routing,
         status = context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)n_tokens);
     if (status || n_tokens == 0) return status;
     status = adopt_struct(context, "logits", given_logits, &logits, sizeof logits);
+    if (!logits.dtype) logits.dtype = MOE4_DTYPE_F32;
     if (!status) status = check_call(context, &routing, n_experts, &logits, ids, weights);
     if (status) return status;
     struct route_call call = {logits.logits, logits.dtype, logits.ld ? logits.ld : n_experts, token_ids, ids,

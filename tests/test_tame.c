@@ -56,8 +56,44 @@ static void test_huge_rows(void **state)
         }
 }
 
+/* Codes of 0.5 under a scale of 2^60, x just above the smallest normal number: products that a dot product would flush.
+ */
+static void test_tiny_rows(void **state)
+{
+    (void)state;
+    enum { SIZE = 64 };
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n = isa_levels(levels);
+    uint8_t codes[SIZE * SIZE / 2], scales[SIZE * SIZE / 32];
+    memset(codes, 0x11, sizeof codes);
+    memset(scales, 187, sizeof scales);
+    moe4_layer_config config = layer_config(SIZE, SIZE, 1, 1);
+    config.activation = MOE4_ACTIVATION_IDENTITY;
+    config.gate_up = MOE4_GATE_UP_NONE;
+    config.alpha = config.beta = config.limit = (moe4_param)MOE4_PARAM_INIT;
+    const moe4_expert expert = {{codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE},
+                                {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE}};
+    for (int32_t i = 0; i < n; i++)
+        for (int exponent = -126; exponent <= -60; exponent += 6) {
+            struct buffers buffers = {BUFFERS_PLAIN, NULL};
+            moe4_context *context = context_open(levels[i], 1);
+            moe4_layer *layer = layer_open(context, &config, &expert);
+            struct call_plan plan = {.n_tokens = 5, .top_k = 1, .y_dtype = MOE4_DTYPE_F32, .seed = 3};
+            struct call call = call_create(&buffers, &config, &plan);
+            uint16_t *x = (uint16_t *)call.batch.x;
+            for (int64_t k = 0; k < 5 * SIZE; k++) /* row 4 is as usual: a row decides alone */
+                if (k < 4 * SIZE) store_value(x, MOE4_DTYPE_BF16, k, ldexp(1 + (double)(k % 64) / 64, exponent));
+            call_must_run(&buffers, context, layer, &call);
+            call.label = "tiny x";
+            call_check(&call, &expert, levels[i], 5);
+            moe4_layer_destroy(layer);
+            moe4_context_destroy(context);
+            buffers_release(&buffers);
+        }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_huge_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_huge_rows), cmocka_unit_test(test_tiny_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ struct forward {
 
     float *x_factor;            /* [n_rows] what a row's sums of gate_up must be multiplied by (tame.h) */
     float *intermediate_factor; /* [n_rows] the same for down */
-    _Atomic int has_huge;       /* an intermediate is too large to be summed as it is */
+    _Atomic int has_wild;       /* an intermediate may be too large or too small to be summed as it is */
     uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs */
     uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs */
     uint16_t *z;                /* [n_rows, output_size] */

@@ -98,8 +98,9 @@ static void gate_up_panel(struct forward *f, const struct active_expert *expert,
         prepared->round(v, tile->n_rows * columns, rounded);
         finish_intermediate(f, expert->output_row + tile->first_row - expert->first_row, tile->n_rows, first, n,
                             rounded, columns);
-        if (prepared->rows->largest(rounded, tile->n_rows * columns) >= HUGE_BF16)
-            atomic_store_explicit(&f->has_huge, 1, memory_order_relaxed);
+        for (int32_t row = 0; row < tile->n_rows; row++)
+            if (tame_is_wild(prepared->rows->largest(rounded + row * columns, columns)))
+                atomic_store_explicit(&f->has_wild, 1, memory_order_relaxed);
         store_intermediate(f, tile, first, n, rounded, columns);
     }
 }
@@ -126,11 +127,11 @@ static void tame_tiles(struct forward *f, int64_t first, int64_t last, int32_t w
 
 void gate_up_stage(struct forward *f)
 {
-    atomic_store_explicit(&f->has_huge, 0, memory_order_relaxed);
+    atomic_store_explicit(&f->has_wild, 0, memory_order_relaxed);
     for (int64_t row = 0; row < f->n_rows; row++) f->intermediate_factor[row] = 1.0f;
     stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
               largest_claim(f, f->prepared->gate_up.n_panels));
-    if (atomic_load_explicit(&f->has_huge, memory_order_relaxed)) stage_run(f, tame_tiles, f->n_tiles, 1);
+    if (atomic_load_explicit(&f->has_wild, memory_order_relaxed)) stage_run(f, tame_tiles, f->n_tiles, 1);
 }
 
 /* ---- down

@@ -2,16 +2,15 @@
 
 #include "base/convert.h"
 
-static const float divisor = 0x1p16f;
-
 float tame_row(uint16_t *packed, int32_t n_rows, int32_t row, int64_t K, uint16_t largest)
 {
-    if (largest < HUGE_BF16) return 1.0f;
+    if (!tame_is_wild(largest)) return 1.0f;
+    const float factor = largest >= HUGE_BF16 ? 0x1p-16f : 0x1p64f;
     for (int64_t k = 0; k < K; k++) {
         uint16_t *x = packed + (k / 2 * n_rows + row) * 2 + k % 2;
-        *x = bf16_from_f32(bf16_to_f32(*x) / divisor);
+        *x = bf16_from_f32(bf16_to_f32(*x) * factor);
     }
-    return divisor;
+    return 1.0f / factor;
 }
 
 uint16_t tame_largest(const uint16_t *packed, int32_t n_rows, int32_t row, int64_t K)
