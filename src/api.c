@@ -22,18 +22,31 @@
 /* ---- Context
  * --------------------------------------------------------------------------------------------------------- */
 
+static const struct backend *backend_of(moe4_device device)
+{
+    static const struct backend *const backends[] = {
+        [MOE4_DEVICE_CPU] = &backend_cpu,
+#ifdef MOE4_HAS_CUDA
+        [MOE4_DEVICE_CUDA] = &backend_cuda,
+#endif
+    };
+    return (unsigned)device < sizeof backends / sizeof *backends ? backends[device] : NULL;
+}
+
 static moe4_status open_context(struct moe4_context *context, const moe4_context_config *config)
 {
-    if (config->device == MOE4_DEVICE_CUDA)
+    const struct backend *backend = backend_of(config->device);
+    if (!backend && config->device == MOE4_DEVICE_CUDA)
         return context_fail(context, MOE4_EUNSUPPORTED, "device is cuda, but this build has no CUDA backend");
-    if (config->device != MOE4_DEVICE_CPU)
-        return context_fail(context, MOE4_EINVAL, "device is %d, expected cpu (%d)", config->device, MOE4_DEVICE_CPU);
-    if (config->device_index != 0)
+    if (!backend)
+        return context_fail(context, MOE4_EINVAL, "device is %d, expected cpu (%d) or cuda (%d)", config->device,
+                            MOE4_DEVICE_CPU, MOE4_DEVICE_CUDA);
+    if (config->device == MOE4_DEVICE_CPU && config->device_index != 0)
         return context_fail(context, MOE4_EINVAL, "device_index is %d, expected 0 on the cpu", config->device_index);
     if (config->allocator && !(config->allocator->allocate && config->allocator->release))
         return context_fail(context, MOE4_EINVAL, "allocator.%s is NULL",
                             config->allocator->allocate ? "release" : "allocate");
-    context->backend = &backend_cpu;
+    context->backend = backend;
     return context->backend->open(context, config);
 }
 
@@ -188,7 +201,7 @@ static moe4_status read_token_count(moe4_context *context, const moe4_batch *bat
     *n_tokens = batch->n_tokens;
     if (batch->n_tokens < 0)
         return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)batch->n_tokens);
-    if (!batch->n_tokens_device) return MOE4_OK;
+    if (!batch->n_tokens_device || context->backend != &backend_cpu) return MOE4_OK;
     if (*batch->n_tokens_device < 0 || *batch->n_tokens_device > batch->n_tokens)
         return context_fail(context, MOE4_EINVAL, "*n_tokens_device is %d, expected 0 to n_tokens %lld",
                             *batch->n_tokens_device, (long long)batch->n_tokens);
@@ -205,7 +218,8 @@ static moe4_status check_batch(moe4_context *context, const moe4_layer *layer, m
         return context_fail(context, MOE4_EINVAL, "x_scale is %s, but x is %s", is_quantised ? "NULL" : "given",
                             is_quantised ? "f8_e4m3, which needs it" : "not quantised");
     if (is_quantised) TRY(resolve_stride(context, "ldx_scale", layer->H / BLOCK_SIZE, &batch->ldx_scale));
-    if (batch->stream) return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
+    if (batch->stream && context->backend == &backend_cpu)
+        return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
     return MOE4_OK;
 }
 
@@ -256,6 +270,14 @@ static moe4_status resolve_router_x(moe4_context *context, const moe4_layer *lay
     return context_fail(context, MOE4_EUNSUPPORTED,
                         "the layer's own router reads bf16, f16 or f32, but %s is %s: bring logits or router_x",
                         batch->router_x == batch->x ? "x" : "router_x", dtype_name(batch->router_x_dtype));
+}
+
+/* What the host can see of token ids: all of them, or whether they are there. */
+static moe4_status check_token_ids(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                   int64_t n_tokens)
+{
+    int is_host = context->backend == &backend_cpu;
+    return route_check_tokens(context, &layer->router, batch->token_ids, is_host ? n_tokens : 0);
 }
 
 static moe4_status check_logits(moe4_context *context, const moe4_layer *layer, moe4_batch *batch, moe4_logits *logits)
@@ -331,7 +353,7 @@ static moe4_status forward(moe4_context *context, const moe4_layer *layer, moe4_
         TRY(check_topk(context, layer, result, topk));
     } else {
         TRY(check_logits(context, layer, batch, logits));
-        TRY(route_check_tokens(context, &layer->router, batch->token_ids, call.n_tokens));
+        TRY(check_token_ids(context, layer, batch, call.n_tokens));
         if (logits->logits) call.logits = logits;
     }
     TRY(check_workspace(context, layer, batch, call.top_k));
@@ -343,6 +365,9 @@ static moe4_status check_handles(moe4_context *context, const moe4_layer *layer)
     if (!context) return MOE4_EINVAL;
     if (context->status) return context->status;
     if (!layer) return context_fail(context, MOE4_EINVAL, "layer is NULL");
+    if (layer->backend != context->backend)
+        return context_fail(context, MOE4_EINVAL, "the layer was prepared for another device than %s",
+                            context->device_name);
     return MOE4_OK;
 }
 

@@ -56,6 +56,6 @@ struct backend {
                            const struct forward_call *call);
 };
 
-extern const struct backend backend_cpu;
+extern const struct backend backend_cpu, backend_cuda; /* the second where MOE4_HAS_CUDA is defined */
 
 #endif

@@ -86,7 +86,8 @@ moe4_status moe4_combine(moe4_context *context, const moe4_deferred *given, cons
     if (context->status) return context->status;
     moe4_deferred d;
     moe4_result result;
-    moe4_status status = adopt_struct(context, "deferred", given, &d, sizeof d);
+    moe4_status status = require_cpu(context, "moe4_combine");
+    if (!status) status = adopt_struct(context, "deferred", given, &d, sizeof d);
     if (!status) status = adopt_struct(context, "result", given_result, &result, sizeof result);
     if (!status) status = check_deferred(context, &d);
     if (status || d.n_tokens == 0) return status;

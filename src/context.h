@@ -6,8 +6,9 @@
 #include "moe4/moe4.h"
 #include "moe4/tune.h"
 
-struct backend; /* backend.h */
-struct pool;    /* cpu/pool.h */
+struct backend;     /* backend.h */
+struct pool;        /* cpu/pool.h */
+struct cuda_device; /* cuda/device.h */
 
 /* What is known of this context's device (tuning.h). */
 struct tuning {
@@ -22,6 +23,7 @@ struct moe4_context {
     const struct backend *backend;
     moe4_isa isa;
     struct pool *pool;
+    struct cuda_device *cuda;
     struct tuning tuning;
     char device_name[64];
     char message[512];

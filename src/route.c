@@ -79,7 +79,8 @@ moe4_status moe4_route(moe4_context *context, const moe4_routing *given_routing,
     if (context->status) return context->status;
     moe4_routing routing;
     moe4_logits logits;
-    moe4_status status = adopt_struct(context, "routing", given_routing, &routing, sizeof routing);
+    moe4_status status = require_cpu(context, "moe4_route");
+    if (!status) status = adopt_struct(context, "routing", given_routing, &routing, sizeof routing);
     if (!status) status = route_validate(context, &routing, n_experts);
     if (!status && n_tokens < 0)
         status = context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)n_tokens);

@@ -103,11 +103,13 @@ moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *layer, cons
     if (source && strlen(source) > MAX_SOURCE_BYTES)
         return context_fail(context, MOE4_EINVAL, "source has %zu bytes, expected at most %d", strlen(source),
                             MAX_SOURCE_BYTES);
+    moe4_status status = require_cpu(context, "moe4_layer_save");
+    if (status) return status;
     int64_t numbers[N_SAVED_NUMBERS];
     float scale = (float)layer->router.scale;
     struct contents contents = {.n = 0};
     list_numbers(layer, numbers);
-    moe4_status status = list_contents(context, layer, numbers, &scale, &contents);
+    status = list_contents(context, layer, numbers, &scale, &contents);
     if (status) return status;
 
     const char *metadata[] = {"format",  FORMAT,         "layout", layer->backend->layout,
@@ -344,7 +346,8 @@ moe4_status moe4_layer_load(moe4_context *context, const char *path, const char 
     if (mapping != MOE4_MAPPING_NONE && mapping != MOE4_MAPPING_SHARED)
         return context_fail(context, MOE4_EINVAL, "mapping is %d, expected none or shared", mapping);
     struct loader loader = {.context = context, .path = path};
-    moe4_status status = moe4_tensors_open(context, path, &loader.tensors);
+    moe4_status status = require_cpu(context, "moe4_layer_load");
+    if (!status) status = moe4_tensors_open(context, path, &loader.tensors);
     if (status) return status;
     status = check_key(&loader, "format", FORMAT);
     if (!status) status = check_key(&loader, "layout", context->backend->layout);

@@ -27,6 +27,13 @@ moe4_status adopt_struct(struct moe4_context *context, const char *name, const v
     return MOE4_OK;
 }
 
+moe4_status require_cpu(struct moe4_context *context, const char *what)
+{
+    if (context->backend == &backend_cpu) return MOE4_OK;
+    return context_fail(context, MOE4_EUNSUPPORTED, "%s works on a cpu context only, and this is one of %s", what,
+                        context->device_name);
+}
+
 static moe4_status refuse_dtype(struct moe4_context *context, const char *name, moe4_dtype dtype, const char *expected)
 {
     return context_fail(context, MOE4_EINVAL, "%s is %s, expected %s", name, dtype_name(dtype), expected);

@@ -9,6 +9,9 @@
  * Refuses one that is newer than this library and uses what is new. */
 moe4_status adopt_struct(struct moe4_context *context, const char *name, const void *given, void *copy, size_t known);
 
+/* Refuses on a context of another device what only the CPU does. */
+moe4_status require_cpu(struct moe4_context *context, const char *what);
+
 /* What of a query does not depend on the layer's config: dtypes and words of a call. */
 moe4_status supports_call(struct moe4_context *context, const moe4_query *query);
 

@@ -223,7 +223,8 @@ moe4_status moe4_tune(moe4_context *context, const moe4_layer *layer, const moe4
     if (!layer) return context_fail(context, MOE4_EINVAL, "layer is NULL");
     struct tuner tuner = {.context = context, .layer = layer};
     moe4_tune_options *options = &tuner.options;
-    moe4_status status = adopt_struct(context, "options", given ? given : &defaults, options, sizeof *options);
+    moe4_status status = require_cpu(context, "moe4_tune");
+    if (!status) status = adopt_struct(context, "options", given ? given : &defaults, options, sizeof *options);
     if (status) return status;
     if (!options->max_tokens) options->max_tokens = DEFAULT_MAX_TOKENS;
     if (options->ms_a_choice <= 0) options->ms_a_choice = 200;

@@ -9,6 +9,7 @@
 #include "cpu/pool.h"
 #include "io/file.h"
 #include "io/json_tree.h"
+#include "supports.h"
 #include "tuning.h"
 
 #define FORMAT "moe4 tuning, version 1"
@@ -93,6 +94,8 @@ moe4_status moe4_tuning_save(moe4_context *context, const char *path)
     if (!context) return MOE4_EINVAL;
     if (context->status) return context->status;
     if (!path) return context_fail(context, MOE4_EINVAL, "path is NULL");
+    moe4_status cpu = require_cpu(context, "moe4_tuning_save");
+    if (cpu) return cpu;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
     if (length < 0 || length >= (int)sizeof temporary)
         return context_fail(context, MOE4_EINVAL, "path has %zu bytes, expected fewer than %d", strlen(path),
@@ -202,7 +205,8 @@ moe4_status moe4_tuning_load(moe4_context *context, const char *path)
     if (context->status) return context->status;
     if (!path) return context_fail(context, MOE4_EINVAL, "path is NULL");
     struct file_text text;
-    moe4_status status = file_read_all(context, path, MAX_FILE_BYTES, &text);
+    moe4_status status = require_cpu(context, "moe4_tuning_load");
+    if (!status) status = file_read_all(context, path, MAX_FILE_BYTES, &text);
     if (status) return status;
     struct arena arena = {0};
     struct json_value *root;

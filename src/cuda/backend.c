@@ -1,0 +1,101 @@
+/* CUDA behind the seam. */
+#include "backend.h"
+
+#include <string.h>
+
+#include "base/dims.h"
+#include "cuda/device.h"
+#include "cuda/forward.h"
+#include "cuda/prepared.h"
+
+static moe4_status cuda_open(struct moe4_context *context, const moe4_context_config *config)
+{
+    context->cuda = memory_allocate_zeroed(&context->allocator, sizeof *context->cuda);
+    if (!context->cuda) return context_fail_memory(context, "a device", sizeof *context->cuda);
+    moe4_status status = device_open(context, config->device_index, context->cuda);
+    if (status) return status;
+    memcpy(context->device_name, context->cuda->name, sizeof context->device_name);
+    if (config->pool || config->n_threads)
+        return context_fail(context, MOE4_EINVAL, "%s is given, which is the cpu's",
+                            config->pool ? "pool" : "n_threads");
+    return MOE4_OK;
+}
+
+static void cuda_close(struct moe4_context *context)
+{
+    memory_release(&context->allocator, context->cuda, sizeof *context->cuda);
+}
+
+static void cuda_describe_context(const struct moe4_context *context, moe4_context_info *info)
+{
+    info->device = MOE4_DEVICE_CUDA;
+    info->isa = MOE4_ISA_AUTO;
+    info->isa_name = "sm_90a";
+    info->n_threads = 1;
+    info->device_name = context->device_name;
+}
+
+static moe4_status cuda_supports(struct moe4_context *context, const moe4_query *query)
+{
+    if (query->compute == MOE4_COMPUTE_FP8)
+        return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CUDA backend has bf16 and mxfp8");
+    if (query->n_tokens > INT32_MAX)
+        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)query->n_tokens,
+                            INT32_MAX);
+    return MOE4_OK;
+}
+
+/* Everything is on the device, where nothing of it can be listed. */
+static moe4_status cuda_list_parts(struct moe4_context *context, const struct moe4_layer *layer,
+                                   struct layer_part *parts, int32_t *n_parts)
+{
+    (void)context, (void)layer, (void)parts;
+    *n_parts = 0;
+    return MOE4_OK;
+}
+
+static moe4_status cuda_check_parts(struct moe4_context *context, struct moe4_layer *layer)
+{
+    (void)layer;
+    return context_fail(context, MOE4_EUNSUPPORTED, "prepared layers cannot be saved or loaded on cuda");
+}
+
+static int64_t matrix_weight_bytes(int64_t rows, int64_t K)
+{
+    return rows * (K / 2 + K / BLOCK_SIZE);
+}
+
+static void cuda_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
+{
+    const struct cuda_prepared *prepared = layer->prepared;
+    int64_t gates = activation_has_gate(layer->activation) ? 2 : 1;
+    info->kernel = "gemm_sm90";
+    info->order = "wgmma_k16";
+    info->weight_bytes =
+        layer->L * (matrix_weight_bytes(gates * layer->I, layer->H) + matrix_weight_bytes(layer->H, layer->I));
+    info->packed_bytes = layer->L * (int64_t)(prepared->gate_up.expert_bytes + prepared->down.expert_bytes);
+    info->n_exact_experts = prepared->n_exact;
+}
+
+static moe4_status cuda_workspace_bytes(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
+                                        int32_t top_k, size_t *bytes)
+{
+    struct cuda_workspace_plan plan;
+    moe4_status status = cuda_forward_plan(context, layer, n_tokens, top_k, &plan);
+    if (!status) *bytes = plan.total;
+    return status;
+}
+
+const struct backend backend_cuda = {.open = cuda_open,
+                                     .close = cuda_close,
+                                     .describe_context = cuda_describe_context,
+                                     .supports = cuda_supports,
+                                     .layout = "tiles of 64 rows, steps of 2176 bytes",
+                                     .plan = cuda_prepared_plan,
+                                     .list_parts = cuda_list_parts,
+                                     .fill = cuda_prepared_fill,
+                                     .check_parts = cuda_check_parts,
+                                     .release = cuda_prepared_release,
+                                     .describe_layer = cuda_describe_layer,
+                                     .workspace_bytes = cuda_workspace_bytes,
+                                     .forward = cuda_forward};

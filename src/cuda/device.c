@@ -1,0 +1,96 @@
+#include "cuda/device.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+
+moe4_status device_check(struct moe4_context *context, int error, const char *what)
+{
+    if (error == cudaSuccess) return MOE4_OK;
+    return context_fail(context, MOE4_EDEVICE, "cuda: %s: %s", what, cudaGetErrorString((cudaError_t)error));
+}
+
+moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda_device *device)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess)
+        return context_fail(context, MOE4_EUNSUPPORTED, "device is cuda, but there is none: %s",
+                            cudaGetErrorString(error));
+    if (index < 0 || index >= count)
+        return context_fail(context, MOE4_EINVAL, "device_index is %d, expected 0 to %d", index, count - 1);
+    struct cudaDeviceProp properties;
+    moe4_status status = device_check(context, cudaGetDeviceProperties(&properties, index), "device properties");
+    if (status) return status;
+    if (properties.major != 9)
+        return context_fail(context, MOE4_EUNSUPPORTED, "device %d has compute capability %d.%d, expected 9.0", index,
+                            properties.major, properties.minor);
+    device->index = index;
+    device->n_multiprocessors = properties.multiProcessorCount;
+    snprintf(device->name, sizeof device->name, "%.63s", properties.name);
+    int32_t previous = device_enter(index);
+    status = device_check(context, gemm_configure(), "shared memory of the kernels");
+    device_leave(previous);
+    return status;
+}
+
+int32_t device_enter(int32_t index)
+{
+    int previous = index;
+    cudaGetDevice(&previous);
+    if (previous != index) cudaSetDevice(index);
+    return previous;
+}
+
+void device_leave(int32_t previous)
+{
+    int current = previous;
+    cudaGetDevice(&current);
+    if (current != previous) cudaSetDevice(previous);
+}
+
+void *device_allocate(size_t bytes)
+{
+    void *memory = NULL;
+    if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
+    cudaGetLastError(); /* reported by the caller, not sticky */
+    return NULL;
+}
+
+void device_release(void *memory)
+{
+    cudaFree(memory);
+}
+
+moe4_status device_stream_create(struct moe4_context *context, cuda_stream *stream)
+{
+    return device_check(context, cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "a stream");
+}
+
+void device_stream_destroy(cuda_stream stream)
+{
+    cudaStreamDestroy(stream);
+}
+
+moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream)
+{
+    return device_check(context, cudaStreamSynchronize(stream), "waiting for the device");
+}
+
+moe4_status device_upload(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream)
+{
+    return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream),
+                        "copy to the device");
+}
+
+moe4_status device_upload_rows(struct moe4_context *context, void *to, const void *from, size_t pitch, size_t width,
+                               size_t rows, cuda_stream stream)
+{
+    if (pitch == width) return device_upload(context, to, from, width * rows, stream);
+    return device_check(context, cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyHostToDevice, stream),
+                        "copy to the device");
+}
+
+moe4_status device_download(struct moe4_context *context, void *to, const void *from, size_t bytes)
+{
+    return device_check(context, cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
+}

@@ -1,0 +1,96 @@
+/* The kernel of experts whose scales no bf16 factor holds: extremes, NaN, or too many binades apart.  A thread a weight
+ * row, sums in ascending k, everything in fp32 with subnormals.  Rare, so speed is secondary. */
+#include "cuda/activation.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/pack.h"
+
+namespace
+{
+
+__device__ float e8m0_value(uint8_t scale)
+{
+    if (scale == SCALE_NAN) return __uint_as_float(0x7FC00000u);
+    return __uint_as_float(scale ? (uint32_t)scale << 23 : 1u << 22);
+}
+
+/* A code's bits as in a register's half are the value's, 2^126 too small. */
+__device__ float code_value(uint32_t half)
+{
+    return __uint_as_float(half << 16) * 0x1p126f;
+}
+
+__device__ float dot(const gemm_call &call, const uint8_t *tile, int32_t r, const uint16_t *x)
+{
+    const int32_t warp = r / 16, half = r / 8 % 2, g = r % 8;
+    float sum = 0.0f;
+    for (int32_t k = 0; k < call.K; k += 2) {
+        const uint8_t *step = tile + k / CUDA_STEP_K * CUDA_STEP_BYTES;
+        int32_t in_step = k % CUDA_STEP_K, lane = g * 4 + k % 8 / 2;
+        float scale = e8m0_value(step[warp * 32 + g * 4 + in_step / 32 * 2 + half]);
+        uint32_t pairs[4];
+        split_word(((const uint32_t *)(step + CUDA_STEP_SCALES))[(warp * 32 + lane) * 4 + in_step / 16], pairs);
+        uint32_t pair = pairs[k % 16 / 8 * 2 + half];
+        sum += bf16_float(x[k]) * (code_value(pair & 0xFFFFu) * scale);
+        sum += bf16_float(x[k + 1]) * (code_value(pair >> 16) * scale);
+    }
+    return sum;
+}
+
+template <moe4_activation activation>
+__device__ void store_element(const gemm_call &call, const token_tile &tokens, int32_t tile, int32_t row,
+                              const float *y)
+{
+    constexpr bool gated = activation != MOE4_ACTIVATION_IDENTITY && activation != MOE4_ACTIVATION_RELU2;
+    const int32_t r = threadIdx.x, warp = r / 16, half = r / 8 % 2, g = r % 8;
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + row) * call.ldout;
+    if (gated) {
+        if (half) return;
+        out[tile * CUDA_GATED_COLUMNS + warp * 8 + g] =
+            bf16_bits(activate<activation>(y[r], y[r + 8], call.params[tokens.l]));
+    } else {
+        int32_t column = tile * CUDA_TILE_ROWS + warp * 16 + 2 * g + half;
+        if (column < call.columns) out[column] = bf16_bits(activate<activation>(0.0f, y[r], call.params[tokens.l]));
+    }
+}
+
+template <moe4_activation activation> __global__ void exact_kernel(const __grid_constant__ gemm_call call)
+{
+    __shared__ float y[CUDA_TILE_ROWS];
+    begin_kernel();
+    const int32_t r = threadIdx.x, n_items = *call.n_token_tiles * call.n_tiles;
+    for (int32_t item = blockIdx.x; item < n_items; item += gridDim.x) {
+        const token_tile tokens = call.token_tiles[item / call.n_tiles];
+        const int32_t tile = item % call.n_tiles;
+        const int64_t index = (int64_t)tokens.l * call.n_tiles + tile;
+        const uint8_t *weights = call.weights + index * call.n_steps * CUDA_STEP_BYTES;
+        for (int32_t row = 0; row < tokens.n_rows; row++) {
+            int64_t source = tokens.first_row + row;
+            if (call.row_source) source = call.row_source[source];
+            y[r] = dot(call, weights, r, call.x + source * call.ldx) + call.bias[index * CUDA_TILE_ROWS + r];
+            __syncthreads();
+            store_element<activation>(call, tokens, tile, row, y);
+            __syncthreads();
+        }
+    }
+}
+
+typedef void kernel(const gemm_call);
+
+kernel *const kernels[N_ACTIVATIONS] = {
+    nullptr,
+    exact_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
+    exact_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
+    exact_kernel<MOE4_ACTIVATION_SITU>,
+    exact_kernel<MOE4_ACTIVATION_GEGLU>,
+    exact_kernel<MOE4_ACTIVATION_GEGLU_TANH>,
+    exact_kernel<MOE4_ACTIVATION_SWIGLU_STEP>,
+    exact_kernel<MOE4_ACTIVATION_RELU2>,
+    exact_kernel<MOE4_ACTIVATION_IDENTITY>,
+};
+
+} // namespace
+
+int gemm_exact(const gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
+{
+    return launch(kernels[activation], call, n_blocks, CUDA_TILE_ROWS, 0, stream);
+}

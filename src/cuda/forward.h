@@ -1,0 +1,29 @@
+/* One forward call on a CUDA device: kernels on the caller's stream, state in the caller's workspace, nothing else.
+ *
+ *   route      logits or the caller's routing -> ids, weights, local experts
+ *   group      -> routed rows sorted by local expert, token tiles
+ *   gate_up    GEMM gathering rows of x, bias, activation -> v'
+ *   down       GEMM, bias -> z'
+ *   combine    z' and weights -> y
+ *
+ * Grids cover the largest batch; how many tokens, rows and tiles there are stays on the device. */
+#ifndef MOE4_CUDA_FORWARD_H
+#define MOE4_CUDA_FORWARD_H
+
+#include "backend.h"
+
+/* Where everything lies in the workspace, for calls of up to n_tokens tokens. */
+struct cuda_workspace_plan {
+    int64_t n_rows, max_tiles;
+    int64_t ldz; /* elements of a row of z' */
+    size_t ids, weights, locals, row_map;
+    size_t first, counts, row_token, tiles, exact_tiles, numbers;
+    size_t logits, x, intermediate, z;
+    size_t total;
+};
+
+moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
+                              int32_t top_k, struct cuda_workspace_plan *plan);
+moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call);
+
+#endif

@@ -1,0 +1,420 @@
+/* The grouped GEMM on wgmma: out[row, :] = activation or bias of x[row] . W[expert of row]^T, in items of 64*G weight
+ * rows by one token tile, up to MAX_TOKENS routed rows of one expert.
+ *
+ * The weights are operand A, decoded into registers, the activations operand B in shared memory, so that a token tile
+ * may be as narrow as 8 and takes the narrowest instruction that holds it.  A block is one producer warpgroup and G
+ * consumer warpgroups of one 64-row weight tile each.  A ring of stages, each a few steps of 64 k, lies between them:
+ *
+ *   producers    thread 0 starts the bulk copies of the packed weights; all gather rows of x, 16 bytes at a time
+ *   full[s]      arrivals of the 128 producers, each when its copies have landed, and the bytes of the bulk copies
+ *   consumers    decode the next group of steps while the tensor cores work on this one
+ *   empty[s]     arrivals of all consumers' threads
+ *
+ * Order of sums ("wgmma_k16"): every element of out is one chain of m64nNk16 instructions over ascending k, whatever
+ * the width, the tile and T are, so none of them changes a bit. */
+#ifndef MOE4_CUDA_GEMM_CUH
+#define MOE4_CUDA_GEMM_CUH
+
+#include "cuda/activation.cuh"
+#include "cuda/decode.cuh"
+#include "cuda/gemm.h"
+#include "cuda/layout.h"
+#include "cuda/ptx.cuh"
+#include "cuda/wgmma.cuh"
+
+enum {
+    WARPGROUP = 128,
+    G = 3, /* consumer warpgroups */
+    GEMM_THREADS = (G + 1) * WARPGROUP,
+    PRODUCER_REGISTERS = 56,
+    CONSUMER_REGISTERS = 152
+};
+
+/* Steps a stage and steps a group of wgmma, by the width of the token tile: what is narrow is bound by decoding and
+ * synchronisation and has registers to spare. */
+enum : int { NARROW = 80, NARROW_STEPS = 4, WIDE_STEPS = 2 };
+
+/* A stage: rows of x, 128 bytes a step, then each warpgroup's packed weights. */
+enum : int {
+    NARROW_X = NARROW * 128, /* bytes of a step's x */
+    WIDE_X = MAX_TOKENS * 128,
+    NARROW_WEIGHTS = NARROW_STEPS * NARROW_X, /* where the weights begin */
+    WIDE_WEIGHTS = WIDE_STEPS * WIDE_X,
+    NARROW_BYTES = NARROW_WEIGHTS + G * NARROW_STEPS * CUDA_STEP_BYTES,
+    WIDE_BYTES = WIDE_WEIGHTS + G * WIDE_STEPS * CUDA_STEP_BYTES,
+    STAGE_BYTES = ((NARROW_BYTES > WIDE_BYTES ? NARROW_BYTES : WIDE_BYTES) + 1023) / 1024 * 1024,
+    STAGES = 3,
+    GEMM_SHARED_BYTES = STAGES * STAGE_BYTES + 1024 + STAGES * 16
+};
+
+template <int N> struct width {
+    static constexpr bool narrow = N <= NARROW;
+    static constexpr int rows = narrow ? (int)NARROW : (int)MAX_TOKENS; /* that a stage has room for */
+    static constexpr int steps = narrow ? NARROW_STEPS : WIDE_STEPS;
+    static constexpr int group = narrow ? 2 : 1; /* steps that are decoded, then multiplied, together */
+    static constexpr int x_bytes = narrow ? NARROW_X : WIDE_X;
+    static constexpr int weights = narrow ? NARROW_WEIGHTS : WIDE_WEIGHTS;
+    static_assert(steps / group % 2 == 0, "groups alternate between two sets of registers");
+};
+
+struct gemm_ring {
+    uint32_t stages, full, empty; /* shared addresses: the ring and its barriers */
+};
+
+struct ring_position {
+    uint32_t stage = 0, parity = 0;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+struct gemm_item {
+    token_tile tokens;
+    int first_tile;
+};
+
+static __device__ __forceinline__ int item_groups(const gemm_call &call)
+{
+    return (call.n_tiles + G - 1) / G;
+}
+
+static __device__ __forceinline__ gemm_item item_at(const gemm_call &call, int index)
+{
+    int groups = item_groups(call);
+    return {call.token_tiles[index / groups], index % groups * G};
+}
+
+static __device__ __forceinline__ const uint8_t *weight_tile(const gemm_call &call, int l, int tile)
+{
+    tile = tile < call.n_tiles ? tile : call.n_tiles - 1; /* a warpgroup without a tile repeats the last, unseen */
+    return call.weights + ((int64_t)l * call.n_tiles + tile) * call.n_steps * CUDA_STEP_BYTES;
+}
+
+/* ---- Producers -------------------------------------------------------------------------------------------------- */
+
+enum { GATHER_ROWS = WARPGROUP / 8, GATHER_PASSES = MAX_TOKENS / GATHER_ROWS };
+
+/* Where a producer thread's next stage comes from.  It copies a 16-byte chunk of every 16th row of the tile. */
+struct fill_source {
+    const uint16_t *x[GATHER_PASSES];
+    const uint8_t *weights[G];
+    int n_passes;
+    uint32_t to; /* of the first chunk in a step's rows */
+};
+
+/* Stages that take their weights before the kernel's predecessor is over, weights being no work of its. */
+struct head_start {
+    bool wanted;
+    int n_stages; /* whose weights are under way */
+};
+
+/* Rows of 128 bytes have their chunks exchanged by the row's low three bits: wgmma's 128-byte swizzle.  What lies in
+ * rows past the tile's end only reaches columns that nobody stores. */
+static __device__ __forceinline__ fill_source source_of(const gemm_call &call, const gemm_item &item)
+{
+    const token_tile &tokens = item.tokens;
+    const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
+    fill_source from = {};
+    from.n_passes = (tokens.n_rows - first_row + GATHER_ROWS - 1) / GATHER_ROWS;
+    from.to = first_row * 128 + ((chunk ^ first_row % 8) << 4);
+#pragma unroll
+    for (int p = 0; p < GATHER_PASSES; p++) {
+        int row = tokens.first_row + first_row + GATHER_ROWS * p;
+        if (p < from.n_passes && call.row_source) row = call.row_source[row];
+        from.x[p] = call.x + row * call.ldx + chunk * 8;
+    }
+#pragma unroll
+    for (int w = 0; w < G; w++) from.weights[w] = weight_tile(call, tokens.l, item.first_tile + w);
+    return from;
+}
+
+/* The steps of a stage; zeros where K is over. */
+template <int passes, int steps, int x_bytes>
+static __device__ __forceinline__ void fill_x(const gemm_call &call, fill_source &from, int first_step, uint32_t stage)
+{
+    uint32_t valid[steps];
+#pragma unroll
+    for (int s = 0; s < steps; s++)
+        valid[s] = (first_step + s) * CUDA_STEP_K + (int)threadIdx.x % 8 * 8 < call.K ? 16 : 0;
+#pragma unroll
+    for (int p = 0; p < passes; p++) {
+#pragma unroll
+        for (int s = 0; s < steps; s++)
+            copy16_if(p < from.n_passes, stage + from.to + s * x_bytes + p * GATHER_ROWS * 128,
+                      from.x[p] + s * CUDA_STEP_K, valid[s]);
+        from.x[p] += steps * CUDA_STEP_K;
+    }
+}
+
+/* Zeros for the missing steps of one warpgroup's weights. */
+static __device__ __forceinline__ void fill_zeros(const gemm_call &call, uint32_t to, int bytes)
+{
+#pragma unroll 1
+    for (int at = (int)threadIdx.x * 16; at < bytes; at += WARPGROUP * 16) copy16_if(true, to + at, call.weights, 0);
+}
+
+/* One thread's bulk copies of all warpgroups' weights of a stage. */
+template <class W>
+static __device__ __forceinline__ void fill_weights(const gemm_call &call, const gemm_ring &ring, fill_source &from,
+                                                    int stage, int step)
+{
+    const int left = call.n_steps - step;
+    const uint32_t full = ring.full + stage * 8, bytes = (left < W::steps ? left : W::steps) * CUDA_STEP_BYTES;
+    barrier_expect(full, G * bytes);
+#pragma unroll
+    for (int w = 0; w < G; w++) {
+        bulk_copy(ring.stages + stage * STAGE_BYTES + W::weights + w * W::steps * CUDA_STEP_BYTES, from.weights[w],
+                  bytes, full);
+        from.weights[w] += W::steps * CUDA_STEP_BYTES;
+    }
+}
+
+/* All stages of an item. */
+template <class W>
+static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                 const gemm_item &item, head_start &ahead)
+{
+    constexpr int passes = W::rows / GATHER_ROWS, tile_bytes = W::steps * CUDA_STEP_BYTES;
+    fill_source from = source_of(call, item);
+    if (ahead.wanted) { /* the block's first item: every stage is empty */
+        for (int step = 0; step < call.n_steps && ahead.n_stages < STAGES; step += W::steps, ahead.n_stages++)
+            if (threadIdx.x == 0) fill_weights<W>(call, ring, from, ahead.n_stages, step);
+        wait_for_predecessors();
+        ahead.wanted = false;
+    }
+    for (int step = 0; step < call.n_steps; step += W::steps, at.advance()) {
+        const uint32_t stage = ring.stages + at.stage * STAGE_BYTES, full = ring.full + at.stage * 8;
+        const int left = call.n_steps - step, bytes = left < W::steps ? left * CUDA_STEP_BYTES : tile_bytes;
+        barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
+        if (ahead.n_stages > 0)
+            ahead.n_stages--;
+        else if (threadIdx.x == 0)
+            fill_weights<W>(call, ring, from, at.stage, step);
+        fill_x<passes, W::steps, W::x_bytes>(call, from, step, stage);
+#pragma unroll
+        for (int w = 0; w < G; w++) fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
+        copies_arrive(full);
+    }
+}
+
+static __device__ void produce(const gemm_call &call, const gemm_ring &ring)
+{
+    ring_position at;
+    head_start ahead = {call.tiles_are_old != 0, 0};
+    const int n_items = *call.n_token_tiles * item_groups(call);
+    for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
+        gemm_item item = item_at(call, index);
+        if (item.tokens.n_rows <= NARROW)
+            fill_item<width<NARROW>>(call, ring, at, item, ahead);
+        else
+            fill_item<width<MAX_TOKENS>>(call, ring, at, item, ahead);
+    }
+    if (ahead.wanted) wait_for_predecessors(); /* without an item, too: whoever waits for this kernel waits for them */
+    copy_wait_all();                           /* shared memory must outlive the copies */
+}
+
+/* ---- Consumers -------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ int consumer(void)
+{
+    return threadIdx.x / WARPGROUP - 1;
+}
+
+template <int N>
+static __device__ __forceinline__ void decode_group(uint32_t weights, uint32_t (&a)[width<N>::group][16])
+{
+    const int thread = threadIdx.x % WARPGROUP;
+#pragma unroll
+    for (int s = 0; s < width<N>::group; s++) {
+        uint32_t step = weights + s * CUDA_STEP_BYTES;
+        uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
+        uint32_t scales = load_shared_4(step + thread / 4 * 4);
+        decode_step(codes, scales, a[s]);
+    }
+}
+
+template <int N>
+static __device__ __forceinline__ void multiply_group(float (&d)[N / 2], uint32_t (&a)[width<N>::group][16], uint32_t b)
+{
+#pragma unroll
+    for (int i = 0; i < width<N>::group * 16; i++) asm volatile("" : "+r"(a[i / 16][i % 16])); /* decoded by now */
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < width<N>::group * 4; i++)
+        wgmma<N>(d, a[i / 4] + i % 4 * 4, b + i / 4 * (width<N>::x_bytes / 16) + i % 4 * 2);
+    wgmma_commit();
+}
+
+/* Until the stage is full, by whichever way its bytes came. */
+static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position &at)
+{
+    barrier_wait(ring.full + at.stage * 8, at.parity);
+    async_proxy_fence();
+}
+
+/* All of K for one item. */
+template <int N>
+static __device__ __forceinline__ void multiply(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                float (&d)[N / 2])
+{
+    using W = width<N>;
+    constexpr int groups = W::steps / W::group, group_bytes = W::group * CUDA_STEP_BYTES;
+    const int n_stages = (call.n_steps + W::steps - 1) / W::steps;
+    const uint32_t own = ring.stages + W::weights + consumer() * W::steps * CUDA_STEP_BYTES;
+    uint32_t a[2][W::group][16];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) d[i] = 0.0f;
+    at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
+    await_stage(ring, at);
+    decode_group<N>(own + at.stage * STAGE_BYTES, a[0]);
+    for (int n = 0; n < n_stages; n++) {
+        const uint32_t weights = own + at.stage * STAGE_BYTES, empty = ring.empty + at.stage * 8;
+        const uint32_t b = wgmma_operand(ring.stages + at.stage * STAGE_BYTES);
+#pragma unroll
+        for (int i = 0; i < groups; i++) {
+            multiply_group<N>(d, a[i % 2], b + i * W::group * (W::x_bytes / 16));
+            if (i + 1 < groups) {
+                decode_group<N>(weights + (i + 1) * group_bytes, a[(i + 1) % 2]);
+            } else {
+                at.advance();
+                if (n + 1 < n_stages) {
+                    await_stage(ring, at);
+                    decode_group<N>(own + at.stage * STAGE_BYTES, a[0]);
+                }
+            }
+            wgmma_wait<0>();
+        }
+        barrier_arrive(empty);
+    }
+}
+
+static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
+{
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* What an epilogue needs of a thread's two rows, g and g+8 of its warp's 16. */
+struct row_pair {
+    float bias[2], unit;
+    activation_params params;
+};
+
+static __device__ __forceinline__ row_pair rows_of_thread(const gemm_call &call, int l, int tile)
+{
+    const float *bias = call.bias + ((int64_t)l * call.n_tiles + tile) * CUDA_TILE_ROWS +
+                        threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+    return {{bias[0], bias[8]}, call.unit[l], call.params[l]};
+}
+
+/* Gated gate/up: a thread's rows are a gate and its up, so it has one column of v' [row, I].  Two-byte stores, eight
+ * lanes a row, reach memory as well as wider ones would after an exchange between lanes, and any such exchange
+ * (movmatrix, shfl) makes the compiler give up uniform registers in the loop over k: a tenth of the whole GEMM at small
+ * T. */
+template <int N, moe4_activation activation>
+static __device__ __forceinline__ void store_gated(const gemm_call &call, const token_tile &tokens, int tile,
+                                                   const float (&d)[N / 2])
+{
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const row_pair rows = rows_of_thread(call, tokens.l, tile);
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + tile * CUDA_GATED_COLUMNS +
+                    warp * 8 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
+            float v = activate<activation>(d[4 * j + c] * rows.unit + rows.bias[0],
+                                           d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
+            out[c * call.ldout] = (uint16_t)bf16_pair(v, 0.0f);
+        }
+    }
+}
+
+/* A thread's rows are neighbours.  Stores out [row, columns]. */
+template <int N, moe4_activation activation>
+static __device__ __forceinline__ void store_plain(const gemm_call &call, const token_tile &tokens, int tile,
+                                                   const float (&d)[N / 2])
+{
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const row_pair rows = rows_of_thread(call, tokens.l, tile);
+    const int column = tile * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
+    if (column >= call.columns) return;
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + column;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
+            float low = activate<activation>(0.0f, d[4 * j + c] * rows.unit + rows.bias[0], rows.params);
+            float high = activate<activation>(0.0f, d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
+            *(uint32_t *)(out + c * call.ldout) = bf16_pair(low, high);
+        }
+    }
+}
+
+template <int N, moe4_activation activation>
+static __device__ __forceinline__ void consume_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                    const gemm_item &item)
+{
+    float d[N / 2];
+    multiply<N>(call, ring, at, d);
+    int tile = item.first_tile + consumer();
+    if (tile >= call.n_tiles) return;
+    if constexpr (activation == MOE4_ACTIVATION_IDENTITY || activation == MOE4_ACTIVATION_RELU2)
+        store_plain<N, activation>(call, item.tokens, tile, d);
+    else
+        store_gated<N, activation>(call, item.tokens, tile, d);
+}
+
+/* The narrowest width that holds the item's tokens. */
+template <moe4_activation activation, int N, int... wider>
+static __device__ __forceinline__ void consume_narrowest(const gemm_call &call, const gemm_ring &ring,
+                                                         ring_position &at, const gemm_item &item)
+{
+    if constexpr (sizeof...(wider) > 0) {
+        if (item.tokens.n_rows > N) {
+            consume_narrowest<activation, wider...>(call, ring, at, item);
+            return;
+        }
+    }
+    consume_item<N, activation>(call, ring, at, item);
+}
+
+template <moe4_activation activation> static __device__ void consume(const gemm_call &call, const gemm_ring &ring)
+{
+    const int n_items = *call.n_token_tiles * item_groups(call);
+    ring_position at;
+    for (int index = blockIdx.x; index < n_items; index += gridDim.x)
+        consume_narrowest<activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at,
+                                                                                            item_at(call, index));
+}
+
+template <moe4_activation activation>
+__global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_constant__ gemm_call call)
+{
+    extern __shared__ uint8_t shared[];
+    const uint32_t stages = (shared_address(shared) + 1023) / 1024 * 1024, barriers = stages + STAGES * STAGE_BYTES;
+    const gemm_ring ring = {stages, barriers, barriers + STAGES * 8};
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(ring.full + s * 8, WARPGROUP);
+            barrier_init(ring.empty + s * 8, G * WARPGROUP);
+        }
+        barrier_init_fence();
+    }
+    if (!call.tiles_are_old) wait_for_predecessors();
+    launch_dependents();
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_lower<PRODUCER_REGISTERS>();
+        produce(call, ring);
+    } else {
+        registers_raise<CONSUMER_REGISTERS>();
+        consume<activation>(call, ring);
+    }
+}
+
+#endif

@@ -1,0 +1,437 @@
+/* gemm_bench: the grouped GEMM kernels alone, at one shape, on random weights made on the GPU.
+ *
+ * Checks sampled rows of both GEMMs against double precision, exact integers bit for bit, and that a token's rows have
+ * the same bits at every T and with every tiling; then times them.  Not part of the library. */
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "cuda/gemm.cuh"
+
+namespace
+{
+
+constexpr int L = 128, A = 4, H = 2880, I = 2880, MAX_T = 8192, R = MAX_T * A;
+constexpr int STEPS = H / CUDA_STEP_K;
+
+void check(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return;
+    std::printf("FAIL %s: %s\n", what, cudaGetErrorString(error));
+    std::exit(1);
+}
+
+/* Most rows of a token tile; the kernel takes any, the tiling is what differs. */
+void (*const gate_up_kernel)(const gemm_call) = gemm_kernel<MOE4_ACTIVATION_SWIGLU_OAI>;
+void (*const down_kernel)(const gemm_call) = gemm_kernel<MOE4_ACTIVATION_IDENTITY>;
+const int tilings[] = {8, 16, 32, 64, 96, 128, 160};
+
+__host__ __device__ uint32_t hash(uint64_t x)
+{
+    x = (x + 0x9E3779B97F4A7C15ull) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return (uint32_t)(x >> 32);
+}
+
+__global__ void fill_weights(uint32_t *words, int64_t n, int first_scale, int n_scales, uint64_t seed)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t h = hash(seed ^ (uint64_t)i << 8), word = h;
+        if (i % (CUDA_STEP_BYTES / 4) < CUDA_STEP_SCALES / 4) {
+            word = 0;
+            for (int b = 0; b < 4; b++) word |= (first_scale + (h >> 8 * b & 255) % n_scales) << 8 * b;
+        }
+        words[i] = word;
+    }
+}
+
+float bf16_value(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+uint16_t bf16_of(float x)
+{
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+template <class T> T *device_array(size_t n)
+{
+    void *memory;
+    check(cudaMalloc(&memory, n * sizeof(T)), "cudaMalloc");
+    return (T *)memory;
+}
+
+template <class T> T *device_copy(const std::vector<T> &host)
+{
+    T *memory = device_array<T>(host.size());
+    check(cudaMemcpy(memory, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+    return memory;
+}
+
+/* The routed rows of tokens first .. first+T-1, grouped by expert and cut into tiles of N. */
+struct grouping {
+    std::vector<int32_t> source, slot;
+    std::vector<token_tile> tiles;
+    int n_experts = 0;
+};
+
+grouping group(const std::vector<int32_t> &ids, int first, int T, int N)
+{
+    grouping g;
+    std::vector<std::vector<int32_t>> slots(L);
+    for (int slot = first * A; slot < (first + T) * A; slot++) slots[ids[slot]].push_back(slot);
+    for (int l = 0; l < L; l++) {
+        int begin = (int)g.source.size(), n = (int)slots[l].size();
+        for (int32_t slot : slots[l]) g.source.push_back(slot / A), g.slot.push_back(slot);
+        g.n_experts += n > 0;
+        int n_tiles = (n + N - 1) / N, each = n ? ((n + n_tiles - 1) / n_tiles + 7) / 8 * 8 : 1;
+        for (int r = 0; r < n; r += each) g.tiles.push_back({l, begin + r, std::min(each, n - r)});
+    }
+    return g;
+}
+
+struct device_grouping {
+    int32_t *source, *n_tiles;
+    token_tile *tiles;
+};
+
+device_grouping upload(const grouping &g)
+{
+    return {device_copy(g.source), device_copy(std::vector<int32_t>{(int32_t)g.tiles.size()}), device_copy(g.tiles)};
+}
+
+void release(const device_grouping &g)
+{
+    cudaFree(g.source), cudaFree(g.n_tiles), cudaFree(g.tiles);
+}
+
+struct setup {
+    gemm_call gate_up, down;
+    std::vector<uint16_t> x;
+    std::vector<int32_t> ids;
+    std::vector<float> bias1, bias2;
+    uint16_t *v, *z;
+    int n_sm;
+};
+
+void launch(const setup &s, const device_grouping &g, bool is_down, cudaStream_t stream)
+{
+    gemm_call call = is_down ? s.down : s.gate_up;
+    call.token_tiles = g.tiles;
+    call.n_token_tiles = g.n_tiles;
+    call.row_source = is_down ? nullptr : g.source;
+    (is_down ? down_kernel : gate_up_kernel)<<<s.n_sm, GEMM_THREADS, GEMM_SHARED_BYTES, stream>>>(call);
+}
+
+setup prepare(bool fill)
+{
+    setup s = {};
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, 0), "device");
+    s.n_sm = properties.multiProcessorCount;
+    std::printf("%s, %d multiprocessors\n", properties.name, s.n_sm);
+
+    const int tiles1 = I / CUDA_GATED_COLUMNS, tiles2 = H / CUDA_TILE_ROWS;
+    int64_t bytes1 = (int64_t)L * tiles1 * STEPS * CUDA_STEP_BYTES, bytes2 = bytes1 / tiles1 * tiles2;
+    uint8_t *w1 = device_array<uint8_t>(bytes1), *w2 = device_array<uint8_t>(bytes2);
+    if (fill) fill_weights<<<1024, 256>>>((uint32_t *)w1, bytes1 / 4, 244, 4, 1);
+    if (fill) fill_weights<<<1024, 256>>>((uint32_t *)w2, bytes2 / 4, 244, 4, 2);
+
+    s.x.resize((size_t)MAX_T * H);
+    for (size_t i = 0; i < s.x.size(); i++) {
+        float sum = 0;
+        for (int n = 0; n < 4; n++) sum += (float)(hash(i * 4 + n + (3ull << 50)) & 0xFFFF) / 65536.0f - 0.5f;
+        s.x[i] = bf16_of(sum * 1.7f);
+    }
+    s.ids.resize(R);
+    for (int t = 0; t < MAX_T; t++)
+        for (int a = 0; a < A; a++) {
+            uint64_t n = 0;
+            int id;
+            do id = hash((uint64_t)(t * A + a) << 20 | n++ | 5ull << 50) % L;
+            while (std::find(&s.ids[t * A], &s.ids[t * A + a], id) != &s.ids[t * A + a]);
+            s.ids[t * A + a] = id;
+        }
+    s.bias1.resize((size_t)L * tiles1 * 64), s.bias2.resize((size_t)L * tiles2 * 64);
+    for (size_t i = 0; i < s.bias1.size(); i++) s.bias1[i] = (float)(hash(i | 7ull << 50) & 0xFFF) / 4096.0f - 0.5f;
+    for (size_t i = 0; i < s.bias2.size(); i++) s.bias2[i] = (float)(hash(i | 9ull << 50) & 0xFFF) / 4096.0f - 0.5f;
+
+    s.v = device_array<uint16_t>((size_t)R * I), s.z = device_array<uint16_t>((size_t)R * H);
+    float *unit = device_copy(std::vector<float>(L, 1.0f));
+    activation_params *params = device_copy(std::vector<activation_params>(L, {1.702f, 1.0f, 7.0f}));
+    s.gate_up = {w1,      device_copy(s.bias1),
+                 unit,    params,
+                 tiles1,  STEPS,
+                 H,       device_copy(s.x),
+                 H,       nullptr,
+                 nullptr, nullptr,
+                 0,       s.v,
+                 I,       I};
+    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, 0, s.z, H,
+              H};
+    for (auto *kernel : {gate_up_kernel, down_kernel})
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GEMM_SHARED_BYTES), "shared");
+    check(cudaDeviceSynchronize(), "setup");
+    return s;
+}
+
+/* ---- Checks ----------------------------------------------------------------------------------------------------- */
+
+/* All rows of v and z by slot t*A+a, after both GEMMs of tokens 0..T-1. */
+struct rows {
+    std::vector<uint16_t> v, z;
+};
+
+rows run_layer(const setup &s, int N, int T)
+{
+    grouping g = group(s.ids, 0, T, N);
+    device_grouping d = upload(g);
+    size_t n = g.source.size();
+    check(cudaMemset(s.v, 0xFF, n * I * 2), "poison");
+    check(cudaMemset(s.z, 0xFF, n * H * 2), "poison");
+    launch(s, d, false, 0);
+    launch(s, d, true, 0);
+    check(cudaGetLastError(), "launch");
+    check(cudaDeviceSynchronize(), "run");
+    std::vector<uint16_t> v(n * I), z(n * H);
+    check(cudaMemcpy(v.data(), s.v, n * I * 2, cudaMemcpyDeviceToHost), "v");
+    check(cudaMemcpy(z.data(), s.z, n * H * 2, cudaMemcpyDeviceToHost), "z");
+    release(d);
+    rows by_slot = {std::vector<uint16_t>(n * I), std::vector<uint16_t>(n * H)};
+    for (size_t r = 0; r < n; r++) {
+        std::memcpy(&by_slot.v[(size_t)g.slot[r] * I], &v[r * I], I * 2);
+        std::memcpy(&by_slot.z[(size_t)g.slot[r] * H], &z[r * H], H * 2);
+    }
+    return by_slot;
+}
+
+/* One tile's exact sums with one row of activations, and their bounds. */
+void exact_sums(const std::vector<uint8_t> &tile, const uint16_t *x, double *sum, double *magnitude)
+{
+    for (int r = 0; r < 64; r++) {
+        sum[r] = magnitude[r] = 0;
+        for (int k = 0; k < H; k++) {
+            double product = (double)bf16_value(x[k]) * cuda_step_weight(&tile[k / 64 * CUDA_STEP_BYTES], r, k % 64);
+            sum[r] += product, magnitude[r] += std::fabs(product);
+        }
+    }
+}
+
+struct error_sums {
+    double error = 0, reference = 0, worst = 0;
+    long outside = 0, n = 0;
+    void add(uint16_t stored, double exact, double low, double high)
+    {
+        double difference = bf16_value(stored) - exact;
+        error += difference * difference, reference += exact * exact, n++;
+        worst = std::max(worst, std::fabs(difference) / (std::fabs(exact) + 1e-3));
+        float least = bf16_value(bf16_of((float)low)), most = bf16_value(bf16_of((float)high));
+        outside += !(bf16_value(stored) >= least && bf16_value(stored) <= most);
+    }
+    void print(const char *name) const
+    {
+        std::printf("%s: %ld elements, relative Frobenius %.3e, worst %.2e, outside the stage bound %ld\n", name, n,
+                    std::sqrt(error / reference), worst, outside);
+    }
+};
+
+double swiglu(double g, double u)
+{
+    g = std::min(g, 7.0), u = std::max(-7.0, std::min(u, 7.0));
+    return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+}
+
+double bound(double magnitude)
+{
+    double n = H + H / 16 + 3, u = std::ldexp(1.0, -23);
+    return n * u / (1 - n * u) * magnitude;
+}
+
+std::vector<uint8_t> fetch_tile(const gemm_call &call, int l, int tile)
+{
+    size_t bytes = (size_t)STEPS * CUDA_STEP_BYTES;
+    std::vector<uint8_t> host(bytes);
+    check(cudaMemcpy(host.data(), call.weights + ((size_t)l * call.n_tiles + tile) * bytes, bytes,
+                     cudaMemcpyDeviceToHost),
+          "tile");
+    return host;
+}
+
+bool check_stages(const setup &s, const rows &out)
+{
+    error_sums e1, e2;
+    for (int sample = 0; sample < 40; sample++) {
+        int slot = hash(sample | 11ull << 50) % R, l = s.ids[slot];
+        double sum[64], magnitude[64];
+        int tile = sample ? hash(sample | 12ull << 50) % s.gate_up.n_tiles : s.gate_up.n_tiles - 1;
+        exact_sums(fetch_tile(s.gate_up, l, tile), &s.x[(size_t)(slot / A) * H], sum, magnitude);
+        const float *b = &s.bias1[((size_t)l * s.gate_up.n_tiles + tile) * 64];
+        for (int i = 0; i < 32; i++) {
+            int g = i / 8 * 16 + i % 8;
+            double gate = sum[g] + b[g], up = sum[g + 8] + b[g + 8], eg = bound(magnitude[g]),
+                   eu = bound(magnitude[g + 8]);
+            double v = swiglu(gate, up), low = v, high = v;
+            for (int c = 0; c < 4; c++) {
+                double corner = swiglu(gate + (c & 1 ? eg : -eg), up + (c & 2 ? eu : -eu));
+                low = std::min(low, corner), high = std::max(high, corner);
+            }
+            double widen = std::ldexp(std::fabs(v), -22);
+            e1.add(out.v[(size_t)slot * I + tile * 32 + i], v, low - widen, high + widen);
+        }
+        tile = sample ? hash(sample | 13ull << 50) % s.down.n_tiles : s.down.n_tiles - 1;
+        exact_sums(fetch_tile(s.down, l, tile), &out.v[(size_t)slot * I], sum, magnitude);
+        b = &s.bias2[((size_t)l * s.down.n_tiles + tile) * 64];
+        for (int r = 0; r < 64; r++) {
+            double z = sum[r] + b[r], e = bound(magnitude[r]);
+            int column = tile * 64 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2;
+            e2.add(out.z[(size_t)slot * H + column], z, z - e, z + e);
+        }
+    }
+    e1.print("gemm1"), e2.print("gemm2");
+    return e1.outside + e2.outside == 0;
+}
+
+bool check_bits(const setup &s, const rows &reference)
+{
+    bool all = true;
+    for (int N : tilings)
+        for (int T : {1, 8, 33, 128, 8192}) {
+            if (T / 32 > N * 4) continue;
+            rows out = run_layer(s, N, T);
+            bool v = std::memcmp(out.v.data(), reference.v.data(), (size_t)T * A * I * 2) != 0;
+            bool z = std::memcmp(out.z.data(), reference.z.data(), (size_t)T * A * H * 2) != 0;
+            if (v || z) std::printf("FAIL bits differ: tiles of %d, T %d: v %d z %d\n", N, T, v, z), all = false;
+        }
+    if (all) std::printf("bits: equal for every T and tiling\n");
+    return all;
+}
+
+/* Small integers: every partial sum is exact, so the result is one number in any order. */
+bool check_exact(setup &s)
+{
+    std::vector<uint16_t> x((size_t)64 * H);
+    for (size_t i = 0; i < x.size(); i++) x[i] = bf16_of((float)((int)(hash(i | 15ull << 50) % 9) - 4));
+    uint16_t *device_x = device_copy(x);
+    int64_t bytes = (int64_t)s.down.n_tiles * STEPS * CUDA_STEP_BYTES;
+    uint8_t *weights = device_array<uint8_t>(bytes);
+    fill_weights<<<256, 256>>>((uint32_t *)weights, bytes / 4, 252, 3, 17);
+    grouping g;
+    for (int r = 0; r < 64; r++) g.source.push_back(r);
+    bool all = true;
+    setup t = s;
+    t.down.weights = weights, t.down.x = device_x;
+    for (int N : tilings) {
+        g.tiles.clear();
+        for (int r = 0; r < 64; r += N) g.tiles.push_back({0, r, std::min(N, 64 - r)});
+        device_grouping d = upload(g);
+        launch(t, d, true, 0);
+        check(cudaDeviceSynchronize(), "exact");
+        release(d);
+        std::vector<uint16_t> z((size_t)64 * H);
+        check(cudaMemcpy(z.data(), s.z, z.size() * 2, cudaMemcpyDeviceToHost), "z");
+        long wrong = 0;
+        for (int tile : {0, 7, 44}) {
+            std::vector<uint8_t> host = fetch_tile(t.down, 0, tile);
+            for (int row = 0; row < 64; row += 9) {
+                double sum[64], magnitude[64];
+                exact_sums(host, &x[(size_t)row * H], sum, magnitude);
+                for (int r = 0; r < 64; r++) {
+                    float exact = (float)(sum[r] + (double)s.bias2[tile * 64 + r]);
+                    wrong += bf16_of(exact) != z[(size_t)row * H + tile * 64 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2];
+                }
+            }
+        }
+        if (wrong) std::printf("FAIL exact: tiles of %d: %ld wrong\n", N, wrong), all = false;
+    }
+    if (all) std::printf("exact integers: bitwise\n");
+    return all;
+}
+
+/* ---- Timing ----------------------------------------------------------------------------------------------------- */
+
+double median_ms(cudaGraphExec_t graph, cudaStream_t stream)
+{
+    std::vector<float> times;
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    for (int n = 0; n < 14; n++) {
+        cudaEventRecord(begin, stream);
+        cudaGraphLaunch(graph, stream);
+        cudaEventRecord(end, stream);
+        check(cudaEventSynchronize(end), "timing");
+        float ms;
+        cudaEventElapsedTime(&ms, begin, end);
+        if (n >= 3) times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+void time_tiling(const setup &s, int N, int T)
+{
+    const int n_sets = T >= 2048 ? 2 : std::min(24, MAX_T / T);
+    std::vector<device_grouping> sets;
+    double experts = 0;
+    for (int n = 0; n < n_sets; n++) {
+        grouping g = group(s.ids, (int)((int64_t)n * T % MAX_T), T, N);
+        experts += g.n_experts;
+        sets.push_back(upload(g));
+    }
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    double ms[2];
+    for (int is_down = 0; is_down < 2; is_down++) {
+        cudaGraph_t graph;
+        cudaGraphExec_t executable;
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+        for (const device_grouping &g : sets) launch(s, g, is_down, stream);
+        check(cudaStreamEndCapture(stream, &graph), "capture");
+        check(cudaGraphInstantiate(&executable, graph, 0), "graph");
+        ms[is_down] = median_ms(executable, stream) / n_sets;
+        cudaGraphExecDestroy(executable), cudaGraphDestroy(graph);
+    }
+    cudaStreamDestroy(stream);
+    for (const device_grouping &g : sets) release(g);
+    double bytes = experts / n_sets * STEPS * CUDA_STEP_BYTES, flops = 2.0 * T * A * H * I;
+    std::printf(
+        "T %5d tiles of %3d   gemm1 %8.4f ms %6.0f GB/s %6.1f TFLOP/s   gemm2 %8.4f ms %6.0f GB/s %6.1f TFLOP/s\n", T,
+        N, ms[0], bytes * s.gate_up.n_tiles / ms[0] * 1e-6, 2 * flops / ms[0] * 1e-9, ms[1],
+        bytes * s.down.n_tiles / ms[1] * 1e-6, flops / ms[1] * 1e-9);
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    const bool only_checks = argc > 1 && !std::strcmp(argv[1], "check"),
+               small = argc > 1 && !std::strcmp(argv[1], "small");
+    std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
+    setup s = prepare(!small);
+    if (small) { /* for the sanitizer */
+        for (int T : {2, 150}) run_layer(s, 160, T), run_layer(s, 16, T);
+        std::printf("small: ran\n");
+        return 0;
+    }
+    if (argc > 1 && !std::strcmp(argv[1], "profile")) {
+        for (int T : {32, 8192}) run_layer(s, MAX_TOKENS, T);
+        return 0;
+    }
+    rows reference = run_layer(s, MAX_TOKENS, MAX_T);
+    bool good = check_stages(s, reference);
+    good &= check_exact(s);
+    good &= check_bits(s, reference);
+    if (only_checks) return !good;
+    for (int T : {1, 8, 32, 128, 512, 2048, 8192})
+        for (int N : tilings)
+            if (N >= T * A / L / 3 && (N <= 32 || N <= 8 * T * A / L || N == MAX_TOKENS)) time_tiling(s, N, T);
+    return !good;
+}

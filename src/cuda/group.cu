@@ -1,0 +1,166 @@
+/* Grouping without atomics on data: a block an expert counts its own slots and those of the experts before it, which
+ * gives its first row, then places its slots in order; the last block to finish cuts all experts' rows into tiles. */
+#include "cuda/launch.cuh"
+
+namespace
+{
+
+constexpr int WARPS = 8, THREADS = WARPS * 32;
+
+/* Four consecutive slots' experts; -1 past the end. */
+__device__ int4 load_locals(const int32_t *locals, int64_t slot, int64_t n_slots)
+{
+    if (slot + 4 <= n_slots) return *(const int4 *)(locals + slot);
+    int4 four = {-1, -1, -1, -1};
+    if (slot < n_slots) four.x = locals[slot];
+    if (slot + 1 < n_slots) four.y = locals[slot + 1];
+    if (slot + 2 < n_slots) four.z = locals[slot + 2];
+    return four;
+}
+
+/* A warp's slots first .. last-1, 128 at a time. */
+struct slot_range {
+    int64_t first, last;
+};
+
+__device__ slot_range slots_of_warp(int64_t n_slots)
+{
+    const int64_t each = (n_slots + WARPS * 128 - 1) / (WARPS * 128) * 128, first = threadIdx.x / 32 * each;
+    return {first, min(first + each, n_slots)};
+}
+
+__device__ bool is_before(int32_t local, int32_t l)
+{
+    return local >= 0 && local < l;
+}
+
+/* How many of the warp's slots are this expert's, how many those of experts before it. */
+__device__ void count_slots(const int32_t *locals, const slot_range &slots, int64_t n_slots, int32_t l, int32_t *own,
+                            int32_t *before)
+{
+    int32_t n_own = 0, n_before = 0;
+#pragma unroll 4
+    for (int64_t slot = slots.first + threadIdx.x % 32 * 4; slot < slots.last; slot += 128) {
+        int4 four = load_locals(locals, slot, n_slots);
+        n_own += (four.x == l) + (four.y == l) + (four.z == l) + (four.w == l);
+        n_before += is_before(four.x, l) + is_before(four.y, l) + is_before(four.z, l) + is_before(four.w, l);
+    }
+    *own = __reduce_add_sync(~0u, n_own);
+    *before = __reduce_add_sync(~0u, n_before);
+}
+
+__device__ void place_slots(const group_call &call, const slot_range &slots, int64_t n_slots, int32_t l, int32_t row)
+{
+    const int32_t lane = threadIdx.x % 32;
+    const uint32_t below = (1u << lane) - 1;
+#pragma unroll 2
+    for (int64_t first = slots.first; first < slots.last; first += 128) {
+        const int64_t slot = first + lane * 4;
+        int4 four = load_locals(call.locals, slot, n_slots);
+        const int32_t each[4] = {four.x, four.y, four.z, four.w};
+        int32_t in_lane = 0, rank = 0, total = 0;
+        for (int j = 0; j < 4; j++) {
+            uint32_t own = __ballot_sync(~0u, each[j] == l);
+            rank += __popc(own & below);
+            total += __popc(own);
+        }
+        for (int j = 0; j < 4; j++) {
+            if (each[j] != l) continue;
+            int32_t at = row + rank + in_lane++;
+            call.row_token[at] = (int32_t)((slot + j) / call.top_k);
+            call.row_map[slot + j] = at;
+        }
+        row += total;
+    }
+}
+
+/* Tiles of nearly equal size, whole eights but for the last. */
+struct tiling {
+    int32_t n, rows;
+};
+
+__device__ tiling tile_rows(int32_t n_rows)
+{
+    int32_t n = (n_rows + MAX_TOKENS - 1) / MAX_TOKENS;
+    int32_t rows = n ? ((n_rows + n - 1) / n + 7) / 8 * 8 : 8;
+    return {(n_rows + rows - 1) / rows, rows};
+}
+
+/* Sum over threads before this one; *total over all. */
+__device__ int32_t scan_block(int32_t value, int32_t *total)
+{
+    __shared__ int32_t sums[WARPS];
+    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int32_t inclusive = value;
+    for (int offset = 1; offset < 32; offset *= 2) {
+        int32_t other = __shfl_up_sync(~0u, inclusive, offset);
+        if (lane >= offset) inclusive += other;
+    }
+    __syncthreads();
+    if (lane == 31) sums[warp] = inclusive;
+    __syncthreads();
+    int32_t before = 0;
+    *total = 0;
+    for (int w = 0; w < WARPS; w++) {
+        if (w < warp) before += sums[w];
+        *total += sums[w];
+    }
+    return before + inclusive - value;
+}
+
+__device__ void cut_tiles(const group_call &call, int32_t exact, token_tile *tiles)
+{
+    int32_t n_tiles = 0, n_rows = 0;
+    for (int32_t first = 0; first < call.L; first += THREADS) {
+        const int32_t l = first + threadIdx.x;
+        const int32_t count = l < call.L ? __ldcg(&call.counts[l]) : 0;
+        const tiling cut = tile_rows(l < call.L && call.is_exact[l] == exact ? count : 0);
+        int32_t added, added_rows, at = n_tiles + scan_block(cut.n, &added);
+        scan_block(count, &added_rows);
+        for (int32_t i = 0; i < cut.n; i++)
+            tiles[at + i] = {l, __ldcg(&call.first[l]) + i * cut.rows, min(cut.rows, count - i * cut.rows)};
+        n_tiles += added;
+        n_rows += added_rows;
+    }
+    if (threadIdx.x) return;
+    call.n_tiles[exact] = n_tiles;
+    *call.n_rows = n_rows;
+    if (call.n_rows_copy) *call.n_rows_copy = n_rows;
+}
+
+__global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ group_call call)
+{
+    __shared__ int32_t own[WARPS], before[WARPS], is_last;
+    begin_kernel();
+    const int32_t l = blockIdx.x, warp = threadIdx.x / 32;
+    const int64_t n_slots = (int64_t)token_count_of(call.T) * call.top_k;
+    const slot_range slots = slots_of_warp(n_slots);
+    count_slots(call.locals, slots, n_slots, l, &own[warp], &before[warp]);
+    __syncthreads();
+    int32_t first = 0, row = 0, count = 0;
+    for (int w = 0; w < WARPS; w++) {
+        first += before[w];
+        count += own[w];
+        if (w < warp) row += own[w];
+    }
+    place_slots(call, slots, n_slots, l, first + row);
+    if (threadIdx.x == 0) {
+        call.first[l] = first;
+        call.counts[l] = count;
+        __threadfence();
+        is_last = atomicAdd(call.ticket, 1) == (int32_t)gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    cut_tiles(call, 0, call.tiles);
+    cut_tiles(call, 1, call.exact_tiles);
+    if (threadIdx.x == 0) *call.ticket = 0;
+}
+
+} // namespace
+
+int group_rows(const group_call *call, cuda_stream stream)
+{
+    return launch(group_kernel, call, call->L, THREADS, 0, stream);
+}

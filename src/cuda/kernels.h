@@ -1,0 +1,195 @@
+/* The CUDA backend's kernels, as C calls them.  Every pointer is device memory unless it says otherwise; every launch
+ * returns cudaError_t as an int, so that nothing else needs CUDA's headers. */
+#ifndef MOE4_CUDA_KERNELS_H
+#define MOE4_CUDA_KERNELS_H
+
+#include <stdint.h>
+
+#include "cuda/gemm.h"
+#include "cuda/layout.h"
+#include "moe4/moe4.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st; /* what a cudaStream_t points to */
+typedef struct CUstream_st *cuda_stream;
+
+/* T, or where the device keeps it. */
+struct token_count {
+    int32_t n_tokens;
+    const int32_t *on_device; /* NULL = n_tokens; else at most that */
+};
+
+/* ---- Packing (pack.cu) ------------------------------------------------------------------------------------------ */
+
+/* The scales of one expert's matrix whose blocks are not all zeros. */
+struct scale_range {
+    int32_t least, most;
+};
+
+struct pack_call {
+    const uint8_t *codes, *scales; /* dense rows */
+    const void *bias;              /* NULL = none */
+    moe4_dtype bias_dtype;
+    int64_t rows, K; /* of the matrix */
+    struct cuda_row_order order;
+    int32_t n_tiles, n_steps;
+    const struct scale_range *ranges; /* of the expert's two matrices, this one's first */
+    int32_t other_range;              /* index of the other one's */
+    uint8_t *packed;                  /* [n_tiles][n_steps] steps */
+    float *packed_bias;               /* [n_tiles][64] */
+    float *unit;                      /* 2^base of this matrix */
+    uint8_t *is_exact;                /* 1 = no base holds both matrices: scales are stored raw */
+};
+
+int pack_range(const struct pack_call *call, struct scale_range *range, cuda_stream stream);
+int pack_matrix(const struct pack_call *call, cuda_stream stream);
+
+/* ---- Routing (route.cu) ----------------------------------------------------------------------------------------- */
+
+/* A layer's routing, as struct router but on the device. */
+struct device_router {
+    moe4_routing_method method;
+    int32_t n_experts, top_k, n_group, topk_group;
+    moe4_renormalize renormalize;
+    double scale;
+    const float *bias;
+    const int32_t *table;
+    int64_t vocab_size;
+};
+
+/* Where ids and weights go, either way they come about. */
+struct route_outputs {
+    int32_t *ids;      /* [T, A] */
+    float *weights;    /* [T, A] */
+    int32_t *locals;   /* [T, A] local expert, -1 = not here */
+    int32_t *row_map;  /* [T, A] set to -1 */
+    int32_t *ticket;   /* set to 0, for group_rows */
+    int32_t *ids_copy; /* these three may be NULL */
+    float *weights_copy;
+    int16_t *replay;
+    const int32_t *local_of; /* [E] */
+    int32_t n_experts;
+};
+
+struct route_logits_call {
+    struct token_count T;
+    const void *logits;
+    moe4_dtype dtype;
+    int64_t ld;
+    const int32_t *token_ids; /* HASH */
+    float *logits_copy;       /* [T, E] or NULL */
+    struct device_router router;
+    struct route_outputs out;
+};
+int route_logits(const struct route_logits_call *call, cuda_stream stream);
+
+struct route_given_call {
+    struct token_count T;
+    moe4_topk topk;
+    struct route_outputs out;
+};
+int route_given(const struct route_given_call *call, cuda_stream stream);
+
+/* The router's own GEMM. */
+struct router_call {
+    struct token_count T;
+    const void *x;
+    moe4_dtype dtype;
+    int64_t ldx, K;
+    const float *weight, *bias; /* [E, K], [E] */
+    int32_t n_experts;
+    float *logits; /* [T, E] */
+};
+int router_logits(const struct router_call *call, cuda_stream stream);
+
+/* ---- Grouping (group.cu) ---------------------------------------------------------------------------------------- */
+
+/* Sorts routed rows by local expert, slots ascending within one, and cuts them into token tiles. */
+struct group_call {
+    struct token_count T;
+    int32_t top_k, L;
+    const int32_t *locals;                  /* [T, A] */
+    const uint8_t *is_exact;                /* [L] */
+    int32_t *ticket;                        /* 0 before and after */
+    int32_t *first, *counts;                /* [L] */
+    int32_t *row_token;                     /* [R] token of a routed row */
+    int32_t *row_map;                       /* [T, A] routed row of a slot; those that are not local stay as they are */
+    struct token_tile *tiles, *exact_tiles; /* by the experts' kernel */
+    int32_t *n_tiles;                       /* [2] */
+    int32_t *n_rows;
+    int64_t *n_rows_copy; /* NULL = not wanted */
+};
+int group_rows(const struct group_call *call, cuda_stream stream);
+
+/* ---- GEMMs (gemm.cu, exact.cu) ---------------------------------------------------------------------------------- */
+
+/* Once a device: what shared memory the kernels may use. */
+int gemm_configure(void);
+
+/* IDENTITY for the second GEMM.  Blocks that find no work leave at once. */
+int gemm(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+/* The same sums in plain fp32 for weights whose scales are stored raw. */
+int gemm_exact(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+/* ---- Rows (rows.cu) --------------------------------------------------------------------------------------------- */
+
+/* x as dense bf16 rows, times the router's weight where that goes on the input. */
+struct convert_call {
+    struct token_count T;
+    const void *x;
+    moe4_dtype dtype;
+    int64_t ldx, columns;
+    const float *weights; /* [T], NULL = none */
+    uint16_t *out;        /* [T, columns] */
+};
+int convert_rows(const struct convert_call *call, cuda_stream stream);
+
+/* MXFP8 (quantize.cu): rows to what their codes are worth, dense bf16. */
+struct quantize_call {
+    struct token_count T;
+    const int32_t *n_rows; /* NULL = T */
+    const void *x;
+    moe4_dtype dtype; /* F8_E4M3: codes, with x_scale; else values to quantise */
+    int64_t ldx, columns;
+    const uint8_t *x_scale;
+    int64_t ldx_scale;
+    const float *weights;    /* [T], NULL = none */
+    uint16_t *out;           /* may be x */
+    uint8_t *codes, *scales; /* dense; NULL = not wanted */
+};
+int quantize_rows(const struct quantize_call *call, cuda_stream stream);
+
+/* The first *n_rows rows of a bf16 matrix. */
+struct copy_call {
+    const uint16_t *from;
+    int64_t ld, columns;
+    const int32_t *n_rows;
+    uint16_t *to; /* dense */
+};
+int copy_rows(const struct copy_call *call, cuda_stream stream);
+
+/* y from z' and weights, slots in order. */
+struct combine_call {
+    struct token_count T;
+    const uint16_t *z; /* bf16, rows 16-byte aligned */
+    int64_t ldz;
+    const int32_t *row_map; /* [T, A] */
+    const int32_t *ids;     /* [T, A] of HASH routing, else NULL */
+    const float *weights;   /* [T, A]; NULL = 1 */
+    int32_t top_k;
+    int64_t columns;
+    void *y;
+    moe4_dtype dtype;
+    int64_t ldy;
+    moe4_write write;
+};
+int combine_rows(const struct combine_call *call, cuda_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

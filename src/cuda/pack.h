@@ -1,0 +1,110 @@
+/* The packed layout's bit and row arithmetic, for the host and for kernels (layout.h). */
+#ifndef MOE4_CUDA_PACK_H
+#define MOE4_CUDA_PACK_H
+
+#include "base/mxfp4.h"
+#include "cuda/layout.h"
+
+#ifdef __CUDACC__
+#define MOE4_BOTH __host__ __device__
+#else
+#define MOE4_BOTH
+#endif
+
+#define PAIR_MASK 0x81C081C0u
+
+static MOE4_BOTH inline uint32_t rotate_left(uint32_t word, int32_t n)
+{
+    return word << n | word >> (32 - n);
+}
+
+static MOE4_BOTH inline int64_t gate_up_row(const struct cuda_row_order *order, int64_t i, int64_t is_up)
+{
+    switch (order->gate_up) {
+    case MOE4_GATE_UP_INTERLEAVED: return 2 * i + is_up;
+    case MOE4_GATE_UP_GATE_FIRST: return is_up ? order->stored_rows + i : i;
+    case MOE4_GATE_UP_UP_FIRST: return is_up ? i : order->stored_rows + i;
+    default: return i;
+    }
+}
+
+/* cuda_source_row. */
+static MOE4_BOTH inline int64_t source_row(const struct cuda_row_order *order, int64_t tile, int32_t r)
+{
+    int32_t warp = r / 16, half = r / 8 % 2, g = r % 8;
+    if (order->is_gated) {
+        int64_t i = tile * CUDA_GATED_COLUMNS + warp * 8 + g;
+        return i < order->rows ? gate_up_row(order, i, half) : -1;
+    }
+    int64_t row = tile * CUDA_TILE_ROWS + warp * 16 + 2 * g + half;
+    return row < order->rows ? row : -1;
+}
+
+/* A byte of two codes to their places in a register. */
+static MOE4_BOTH inline uint32_t spread_pair(uint32_t byte)
+{
+    return (byte & 8u) << 12 | (byte & 7u) << 6 | (byte & 0x80u) << 24 | (byte & 0x70u) << 18;
+}
+
+/* The row of a tile, and the lower k of a step, that register n of word j of a warpgroup's thread holds. */
+static MOE4_BOTH inline int32_t word_row(int32_t thread, int32_t n)
+{
+    return thread / 32 * 16 + thread % 32 / 4 + n % 2 * 8;
+}
+
+static MOE4_BOTH inline int32_t word_k(int32_t thread, int32_t j, int32_t n)
+{
+    return 16 * j + thread % 4 * 2 + n / 2 * 8;
+}
+
+/* The word that decodes to four registers of codes, each already spread over a pair. */
+static MOE4_BOTH inline uint32_t join_registers(const uint32_t pairs[4])
+{
+    /* the first three own their bits; what they leave is bits 0, 1, 9, 10 of each half */
+    uint32_t word = pairs[0] | pairs[1] >> 4 | rotate_left(pairs[2], 22);
+    /* in r = rotl(word, 6) those are bits 6, 7, 15 and 0 of each half, found from what is known upwards */
+    const int8_t order[8][2] = {{6, 6}, {7, 7}, {8, 0}, {15, 15}, {24, 16}, {22, 22}, {23, 23}, {31, 31}};
+    uint32_t r = rotate_left(word, 6);
+    for (int32_t n = 0; n < 8; n++) {
+        uint32_t wrong = (r ^ r << 8 ^ pairs[3]) >> order[n][0] & 1u;
+        r ^= wrong << order[n][1];
+    }
+    return rotate_left(r, 26);
+}
+
+static MOE4_BOTH inline void split_word(uint32_t word, uint32_t pairs[4])
+{
+    uint32_t r = rotate_left(word, 6);
+    pairs[0] = word & PAIR_MASK;
+    pairs[1] = word << 4 & PAIR_MASK;
+    pairs[2] = rotate_left(word, 10) & PAIR_MASK;
+    pairs[3] = (r ^ r << 8) & PAIR_MASK;
+}
+
+/* What a scale is stored as.  A block of zeros is zero under any scale but NaN: one byte for all of them. */
+static MOE4_BOTH inline uint8_t stored_scale(uint8_t scale, int is_zero_block, int32_t base)
+{
+    if (is_zero_block && scale != SCALE_NAN) return CUDA_SCALE_OFFSET + 1;
+    return (uint8_t)(scale - base + CUDA_SCALE_OFFSET);
+}
+
+/* The row of a tile, and the block of its step, whose scale is byte i of a step. */
+static MOE4_BOTH inline int32_t scale_row(int32_t i)
+{
+    return i / 32 * 16 + i % 2 * 8 + i % 32 / 4;
+}
+
+static MOE4_BOTH inline int32_t scale_block(int32_t i)
+{
+    return i % 4 / 2;
+}
+
+/* The base of a matrix whose blocks of non-zero codes have scales least .. most; -1 where no base is exact. */
+static MOE4_BOTH inline int32_t base_of(int32_t least, int32_t most)
+{
+    if (most == SCALE_NAN) return -1;
+    int32_t base = most > CUDA_SCALE_MAX ? most - CUDA_SCALE_MAX : 0;
+    return least >= base + CUDA_SCALE_MIN ? base : -1;
+}
+
+#endif

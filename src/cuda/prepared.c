@@ -1,0 +1,311 @@
+#include "cuda/prepared.h"
+
+#include "base/checked.h"
+#include "base/dims.h"
+#include "base/mxfp4.h"
+#include "context.h"
+#include "cpu/route_method.h"
+#include "cuda/device.h"
+
+/* ---- Sizes ------------------------------------------------------------------------------------------------------ */
+
+static void init_matrix(struct cuda_matrix *matrix, struct cuda_row_order order, int64_t rows, int64_t K)
+{
+    *matrix = (struct cuda_matrix){.order = order, .rows = rows, .K = K};
+    matrix->n_tiles = (int32_t)cuda_tile_count(&matrix->order);
+    matrix->n_steps = (int32_t)cuda_step_count(K);
+    matrix->expert_bytes = (size_t)matrix->n_tiles * (size_t)matrix->n_steps * CUDA_STEP_BYTES;
+}
+
+/* The device memory of a layer: an offset for each array; SIZE_MAX once a size has wrapped. */
+struct arena {
+    size_t total;
+};
+
+static size_t reserve(struct arena *arena, size_t count, size_t item_bytes)
+{
+    size_t offset = arena->total, bytes;
+    if (!size_multiply(count, item_bytes, &bytes) || !size_add(bytes, 255, &bytes) ||
+        !size_add(offset, bytes / 256 * 256, &arena->total))
+        arena->total = SIZE_MAX;
+    return offset;
+}
+
+struct matrix_offsets {
+    size_t packed, bias, unit;
+};
+
+static struct matrix_offsets reserve_matrix(struct arena *arena, const struct cuda_matrix *matrix, size_t L)
+{
+    return (struct matrix_offsets){reserve(arena, L, matrix->expert_bytes),
+                                   reserve(arena, L, (size_t)matrix->n_tiles * CUDA_TILE_ROWS * sizeof(float)),
+                                   reserve(arena, L, sizeof(float))};
+}
+
+static void place_matrix(struct cuda_matrix *matrix, char *memory, struct matrix_offsets offsets)
+{
+    matrix->packed = (uint8_t *)(memory + offsets.packed);
+    matrix->bias = (float *)(memory + offsets.bias);
+    matrix->unit = (float *)(memory + offsets.unit);
+}
+
+/* ---- What routing needs ------------------------------------------------------------------------------------------ */
+
+static moe4_routing_method method_of(const struct router *router)
+{
+    moe4_routing_method method = MOE4_ROUTING_NONE;
+    while (router->method && route_method_of(method) != router->method) method++;
+    return method;
+}
+
+static void init_router(struct cuda_prepared *prepared, const struct moe4_layer *layer)
+{
+    const struct router *router = &layer->router;
+    prepared->router = (struct device_router){.method = method_of(router),
+                                              .n_experts = layer->E,
+                                              .top_k = router->top_k,
+                                              .n_group = router->n_group,
+                                              .topk_group = router->topk_group,
+                                              .renormalize = router->renormalize,
+                                              .scale = router->scale,
+                                              .vocab_size = router->vocab_size};
+}
+
+/* ---- Allocation -------------------------------------------------------------------------------------------------- */
+
+static moe4_status allocate(struct moe4_context *context, struct moe4_layer *layer)
+{
+    struct cuda_prepared *prepared = layer->prepared;
+    const size_t L = (size_t)layer->L, E = (size_t)layer->E, router_bytes = (size_t)layer->router_size * sizeof(float);
+    const struct router *router = &layer->router;
+    struct arena arena = {0};
+    struct matrix_offsets gate_up = reserve_matrix(&arena, &prepared->gate_up, L);
+    struct matrix_offsets down = reserve_matrix(&arena, &prepared->down, L);
+    size_t params = reserve(&arena, L, sizeof *prepared->params), local_of = reserve(&arena, E, sizeof(int32_t));
+    size_t is_exact = reserve(&arena, L, 1), bias = reserve(&arena, E, sizeof(float));
+    size_t table = reserve(&arena, (size_t)router->vocab_size, (size_t)router->top_k * sizeof(int32_t));
+    size_t weight = reserve(&arena, E, router_bytes), router_bias = reserve(&arena, E, sizeof(float));
+    if (arena.total == SIZE_MAX)
+        return context_fail(context, MOE4_EINVAL, "weights of %d experts do not fit the address space", layer->L);
+    char *memory = prepared->memory = device_allocate(arena.total);
+    if (!memory)
+        return context_fail(context, MOE4_ENOMEM, "out of device memory: %zu bytes for a layer's weights", arena.total);
+
+    place_matrix(&prepared->gate_up, memory, gate_up);
+    place_matrix(&prepared->down, memory, down);
+    prepared->params = (struct activation_params *)(memory + params);
+    prepared->local_of = (int32_t *)(memory + local_of);
+    prepared->is_exact = (uint8_t *)(memory + is_exact);
+    if (router->bias) prepared->router.bias = (float *)(memory + bias);
+    if (router->table) prepared->router.table = (int32_t *)(memory + table);
+    prepared->router_weight = (float *)(memory + weight);
+    prepared->router_bias = (float *)(memory + router_bias);
+    return MOE4_OK;
+}
+
+moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *layer)
+{
+    struct cuda_prepared *prepared = memory_allocate_zeroed(&context->allocator, sizeof *prepared);
+    if (!prepared) return context_fail_memory(context, "a prepared layer", sizeof *prepared);
+    layer->prepared = prepared;
+    prepared->device_index = context->cuda->index;
+    prepared->n_multiprocessors = context->cuda->n_multiprocessors;
+    int is_gated = activation_has_gate(layer->activation);
+    init_matrix(&prepared->gate_up,
+                (struct cuda_row_order){is_gated, layer->gate_up, layer->I, layer->stored_intermediate_size},
+                is_gated ? layer->stored_intermediate_size + layer->I : layer->I, layer->H);
+    if (layer->gate_up == MOE4_GATE_UP_INTERLEAVED) prepared->gate_up.rows = 2 * layer->I;
+    init_matrix(&prepared->down, (struct cuda_row_order){0, MOE4_GATE_UP_NONE, layer->H, layer->H}, layer->H, layer->I);
+    init_router(prepared, layer);
+    int32_t previous = device_enter(prepared->device_index);
+    moe4_status status = allocate(context, layer);
+    device_leave(previous);
+    return status;
+}
+
+/* ---- Filling ----------------------------------------------------------------------------------------------------- */
+
+/* Device memory for one expert as the checkpoint has it. */
+struct staging {
+    uint8_t *codes[2], *scales[2];
+    void *bias[2];
+    struct scale_range *ranges; /* [2] */
+    void *memory;
+};
+
+static moe4_status staging_create(struct moe4_context *context, const struct cuda_prepared *prepared,
+                                  struct staging *staging)
+{
+    const struct cuda_matrix *matrices[2] = {&prepared->gate_up, &prepared->down};
+    struct arena arena = {0};
+    size_t offsets[2][3], ranges = reserve(&arena, 2, sizeof(struct scale_range));
+    for (int m = 0; m < 2; m++) {
+        size_t rows = (size_t)matrices[m]->rows, K = (size_t)matrices[m]->K;
+        offsets[m][0] = reserve(&arena, rows, K / 2);
+        offsets[m][1] = reserve(&arena, rows, K / BLOCK_SIZE);
+        offsets[m][2] = reserve(&arena, rows, sizeof(float));
+    }
+    char *memory = staging->memory = device_allocate(arena.total);
+    if (!memory)
+        return context_fail(context, MOE4_ENOMEM, "out of device memory: %zu bytes for an expert", arena.total);
+    staging->ranges = (struct scale_range *)(memory + ranges);
+    for (int m = 0; m < 2; m++) {
+        staging->codes[m] = (uint8_t *)(memory + offsets[m][0]);
+        staging->scales[m] = (uint8_t *)(memory + offsets[m][1]);
+        staging->bias[m] = memory + offsets[m][2];
+    }
+    return MOE4_OK;
+}
+
+static moe4_status check_matrix(struct moe4_context *context, const moe4_matrix *matrix, int64_t K, int32_t l,
+                                const char *name)
+{
+    if (!matrix->codes || !matrix->scales)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.%s is NULL", l, name,
+                            matrix->codes ? "scales" : "codes");
+    if (matrix->codes_row_bytes && matrix->codes_row_bytes < K / 2)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.codes_row_bytes is %lld, expected at least %lld", l,
+                            name, (long long)matrix->codes_row_bytes, (long long)K / 2);
+    if (matrix->scales_row_bytes && matrix->scales_row_bytes < K / BLOCK_SIZE)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.scales_row_bytes is %lld, expected at least %lld", l,
+                            name, (long long)matrix->scales_row_bytes, (long long)K / BLOCK_SIZE);
+    if (matrix->bias && matrix->bias_dtype != MOE4_DTYPE_F32 && matrix->bias_dtype != MOE4_DTYPE_F16 &&
+        matrix->bias_dtype != MOE4_DTYPE_BF16)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.bias_dtype is %d, expected F32, F16 or BF16", l, name,
+                            matrix->bias_dtype);
+    return MOE4_OK;
+}
+
+static moe4_status upload_matrix(struct moe4_context *context, const struct staging *staging, int m,
+                                 const struct cuda_matrix *matrix, const moe4_matrix *from, cuda_stream stream)
+{
+    const size_t rows = (size_t)matrix->rows, code_bytes = (size_t)matrix->K / 2;
+    const size_t scale_bytes = (size_t)matrix->K / BLOCK_SIZE;
+    size_t code_pitch = from->codes_row_bytes ? (size_t)from->codes_row_bytes : code_bytes;
+    size_t scale_pitch = from->scales_row_bytes ? (size_t)from->scales_row_bytes : scale_bytes;
+    moe4_status status =
+        device_upload_rows(context, staging->codes[m], from->codes, code_pitch, code_bytes, rows, stream);
+    if (!status)
+        status = device_upload_rows(context, staging->scales[m], from->scales, scale_pitch, scale_bytes, rows, stream);
+    if (!status && from->bias)
+        status = device_upload(context, staging->bias[m], from->bias,
+                               rows * (from->bias_dtype == MOE4_DTYPE_F32 ? 4 : 2), stream);
+    return status;
+}
+
+static struct pack_call pack_call_of(const struct cuda_prepared *prepared, const struct staging *staging, int m,
+                                     const moe4_matrix *from, int32_t l)
+{
+    const struct cuda_matrix *matrix = m ? &prepared->down : &prepared->gate_up;
+    return (struct pack_call){.codes = staging->codes[m],
+                              .scales = staging->scales[m],
+                              .bias = from->bias ? staging->bias[m] : NULL,
+                              .bias_dtype = from->bias_dtype,
+                              .rows = matrix->rows,
+                              .K = matrix->K,
+                              .order = matrix->order,
+                              .n_tiles = matrix->n_tiles,
+                              .n_steps = matrix->n_steps,
+                              .ranges = staging->ranges + m,
+                              .other_range = m ? -1 : 1,
+                              .packed = matrix->packed + (size_t)l * matrix->expert_bytes,
+                              .packed_bias = matrix->bias + (size_t)l * (size_t)matrix->n_tiles * CUDA_TILE_ROWS,
+                              .unit = matrix->unit + l,
+                              .is_exact = prepared->is_exact + l};
+}
+
+static moe4_status pack_expert(struct moe4_context *context, const struct cuda_prepared *prepared,
+                               const struct staging *staging, const moe4_expert *expert, int32_t l, cuda_stream stream)
+{
+    static const struct scale_range nothing[2] = {{SCALE_NAN, 0}, {SCALE_NAN, 0}};
+    const moe4_matrix *from[2] = {&expert->gate_up, &expert->down};
+    const struct cuda_matrix *matrices[2] = {&prepared->gate_up, &prepared->down};
+    moe4_status status = check_matrix(context, from[0], matrices[0]->K, l, "gate_up");
+    if (!status) status = check_matrix(context, from[1], matrices[1]->K, l, "down");
+    if (!status) status = device_upload(context, staging->ranges, nothing, sizeof nothing, stream);
+    for (int m = 0; !status && m < 2; m++) {
+        struct pack_call call = pack_call_of(prepared, staging, m, from[m], l);
+        status = upload_matrix(context, staging, m, matrices[m], from[m], stream);
+        if (!status) status = device_check(context, pack_range(&call, staging->ranges + m, stream), "scales");
+    }
+    for (int m = 0; !status && m < 2; m++) {
+        struct pack_call call = pack_call_of(prepared, staging, m, from[m], l);
+        status = device_check(context, pack_matrix(&call, stream), "packing");
+    }
+    return status ? status : device_stream_wait(context, stream); /* the source may reuse its buffers */
+}
+
+static moe4_status fill_experts(struct moe4_context *context, struct moe4_layer *layer,
+                                const moe4_expert_source *source, cuda_stream stream)
+{
+    struct staging staging = {.memory = NULL};
+    moe4_status status = staging_create(context, layer->prepared, &staging);
+    for (int32_t l = 0; !status && l < layer->L; l++) {
+        moe4_expert expert = {0};
+        context->message[0] = '\0';
+        status = source->read(source->user, l, &expert);
+        if (status && !context->message[0]) context_fail(context, status, "expert %d: its source failed", l);
+        if (!status) status = pack_expert(context, layer->prepared, &staging, &expert, l, stream);
+    }
+    device_release(staging.memory);
+    return status;
+}
+
+static moe4_status fill_small(struct moe4_context *context, const struct moe4_layer *layer, cuda_stream stream)
+{
+    const struct cuda_prepared *prepared = layer->prepared;
+    const struct router *router = &layer->router;
+    const size_t E = (size_t)layer->E;
+    const struct {
+        const void *to, *from;
+        size_t bytes;
+    } uploads[] = {
+        {prepared->params, layer->params, (size_t)layer->L * sizeof *layer->params},
+        {prepared->local_of, layer->local_of, E * sizeof *layer->local_of},
+        {prepared->router.bias, router->bias, router->bias ? E * sizeof(float) : 0},
+        {prepared->router.table, router->table,
+         router->table ? (size_t)router->vocab_size * (size_t)router->top_k * sizeof(int32_t) : 0},
+        {prepared->router_weight, layer->router_weight, E * (size_t)layer->router_size * sizeof(float)},
+        {prepared->router_bias, layer->router_bias, layer->router_size ? E * sizeof(float) : 0},
+    };
+    moe4_status status = MOE4_OK;
+    for (size_t i = 0; !status && i < sizeof uploads / sizeof *uploads; i++)
+        if (uploads[i].bytes)
+            status = device_upload(context, (void *)uploads[i].to, uploads[i].from, uploads[i].bytes, stream);
+    return status;
+}
+
+/* How many experts take the exact kernel. */
+static moe4_status count_exact(struct moe4_context *context, struct cuda_prepared *prepared, int32_t L)
+{
+    uint8_t *flags = memory_allocate(&context->allocator, (size_t)L);
+    if (!flags) return context_fail_memory(context, "the experts' kernels", (size_t)L);
+    moe4_status status = device_download(context, flags, prepared->is_exact, (size_t)L);
+    for (int32_t l = 0; !status && l < L; l++) prepared->n_exact += flags[l];
+    memory_release(&context->allocator, flags, (size_t)L);
+    return status;
+}
+
+moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
+{
+    struct cuda_prepared *prepared = layer->prepared;
+    int32_t previous = device_enter(prepared->device_index);
+    cuda_stream stream = NULL;
+    moe4_status status = device_stream_create(context, &stream);
+    if (!status) status = fill_small(context, layer, stream);
+    if (!status) status = fill_experts(context, layer, source, stream);
+    if (!status) status = device_stream_wait(context, stream);
+    if (!status) status = count_exact(context, prepared, layer->L);
+    if (stream) device_stream_destroy(stream);
+    device_leave(previous);
+    return status;
+}
+
+void cuda_prepared_release(struct moe4_layer *layer)
+{
+    struct cuda_prepared *prepared = layer->prepared;
+    int32_t previous = device_enter(prepared->device_index);
+    device_release(prepared->memory);
+    device_leave(previous);
+    memory_release(&layer->allocator, prepared, sizeof *prepared);
+}

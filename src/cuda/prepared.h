@@ -1,0 +1,36 @@
+/* What the CUDA backend makes of a layer: everything on the device, in one allocation. */
+#ifndef MOE4_CUDA_PREPARED_H
+#define MOE4_CUDA_PREPARED_H
+
+#include "cuda/kernels.h"
+#include "layer.h"
+
+/* One of the two matrices, of every expert. */
+struct cuda_matrix {
+    struct cuda_row_order order;
+    int64_t rows, K; /* of the checkpoint's matrix */
+    int32_t n_tiles, n_steps;
+    size_t expert_bytes; /* n_tiles * n_steps steps */
+    uint8_t *packed;     /* [L][n_tiles][n_steps] */
+    float *bias;         /* [L][n_tiles][64] */
+    float *unit;         /* [L] */
+};
+
+struct cuda_prepared {
+    int32_t device_index, n_multiprocessors;
+    struct cuda_matrix gate_up, down;
+    struct activation_params *params; /* [L] */
+    int32_t *local_of;                /* [E] */
+    uint8_t *is_exact;                /* [L] */
+    int32_t n_exact;
+    struct device_router router;
+    float *router_weight, *router_bias;
+    void *memory;
+};
+
+moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *layer);
+moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer,
+                               const moe4_expert_source *source);
+void cuda_prepared_release(struct moe4_layer *layer);
+
+#endif

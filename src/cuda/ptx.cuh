@@ -1,0 +1,146 @@
+/* Single instructions of sm_90a that CUDA C has no name for. */
+#ifndef MOE4_CUDA_PTX_CUH
+#define MOE4_CUDA_PTX_CUH
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* ---- mbarriers -------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* This phase also waits for `bytes` of bulk copies. */
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/* Waits until the phase of this parity is over. */
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine. */
+static __device__ __forceinline__ void barrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* ---- Copies to shared memory ------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* If wanted, 16 bytes, of which the first `valid` are read and the others become 0. */
+static __device__ __forceinline__ void copy16_if(bool wanted, uint32_t to, const void *from, uint32_t valid)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.b32 wanted, %0, 0;\n"
+                 "@wanted cp.async.cg.shared.global [%1], [%2], 16, %3;\n"
+                 "}" ::"r"((int)wanted),
+                 "r"(to), "l"(from), "r"(valid)
+                 : "memory");
+}
+
+/* One arrival at the barrier once all copy16_if of this thread so far have landed. */
+static __device__ __forceinline__ void copies_arrive(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void copy_wait_all(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* What this thread wrote to shared memory, or knows to be written, becomes visible to wgmma. */
+static __device__ __forceinline__ void async_proxy_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- Warpgroups ------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int pending> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+template <int count> static __device__ __forceinline__ void registers_raise(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count> static __device__ __forceinline__ void registers_lower(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+/* ---- Programmatic dependent launch ------------------------------------------------------------------------------ */
+
+/* The next kernel of the stream may start. */
+static __device__ __forceinline__ void launch_dependents(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Until the kernels before this one are over and what they wrote is visible. */
+static __device__ __forceinline__ void wait_for_predecessors(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/* ---- Shared memory reads ---------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint4 load_shared_16(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+
+#endif
