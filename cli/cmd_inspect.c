@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include "command.h"
+#include "health.h"
 #include "message.h"
 #include "options.h"
 #include "report.h"
@@ -27,6 +28,11 @@ struct inspect {
     moe4_checkpoint_info info;
     struct shown_tensor *shown;
     int64_t n_shown, n_tensors, tensor_bytes;
+
+    int looks_at_weights;
+    const char *plot; /* NULL = none */
+    int32_t n_threads;
+    struct health health;
 };
 
 /* Bytes of a layer's MXFP4 weights: 17 for every 32 of 3*H*I weights an expert. */
@@ -241,12 +247,26 @@ static void print_model(const struct inspect *inspect)
 
 /* ---- Command ----------------------------------------------------------------------------------------------------- */
 
+/* Reads a layer's weights and says what they look like, as text or into the last of `layers`. */
+static int inspect_weights(struct inspect *inspect, moe4_layer_reader *reader, int32_t layer, json_t *layers)
+{
+    struct health *health = &inspect->health;
+    int code = health_scan(health, inspect->context, reader, layer, inspect->n_threads);
+    if (code) return code;
+    const struct layer_health *found = &health->layers[health->n_layers - 1];
+    if (inspect->json)
+        json_object_set_new(json_array_get(layers, json_array_size(layers) - 1), "health", health_layer_json(found));
+    else
+        health_report_layer(found);
+    return EXIT_OK;
+}
+
 /* Describes one layer, as text or into `layers`, and adds up its weights. */
-static int inspect_layer(const struct inspect *inspect, int32_t layer, json_t *layers, int64_t *total_bytes)
+static int inspect_layer(struct inspect *inspect, int32_t layer, json_t *layers, int64_t *total_bytes)
 {
     moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
     moe4_layer_reader *reader;
-    options.router = MOE4_ROUTER_SKIP;
+    if (!inspect->looks_at_weights) options.router = MOE4_ROUTER_SKIP;
     if (moe4_layer_reader_open(inspect->context, inspect->checkpoint, layer, &options, &reader) != MOE4_OK)
         return fail_library(inspect->context);
     const moe4_layer_config *config = moe4_layer_reader_config(reader);
@@ -255,8 +275,9 @@ static int inspect_layer(const struct inspect *inspect, int32_t layer, json_t *l
         json_array_append_new(layers, layer_json(inspect, layer, config));
     else
         print_layer(inspect, layer, config);
+    int code = inspect->looks_at_weights ? inspect_weights(inspect, reader, layer, layers) : EXIT_OK;
     moe4_layer_reader_close(reader);
-    return EXIT_OK;
+    return code;
 }
 
 static void report_model(const struct inspect *inspect, json_t *layers, int64_t expert_bytes)
@@ -276,7 +297,20 @@ static void report_model(const struct inspect *inspect, json_t *layers, int64_t 
     json_put_integer(object, "bytes", inspect->tensor_bytes);
     json_put_integer(object, "expert_weight_bytes", expert_bytes);
     json_object_set(object, "layers", layers);
+    if (inspect->looks_at_weights) json_object_set_new(object, "health", health_json(&inspect->health));
     report_json(object);
+}
+
+/* The end of a report for people. */
+static void report_total(const struct inspect *inspect, int64_t expert_bytes)
+{
+    report_title("All layers");
+    report_field("total", "%s of expert weights in %s", human_bytes((double)expert_bytes).text,
+                 human_plural(inspect->info.n_moe_layers, "layer").text);
+    if (inspect->looks_at_weights)
+        health_report(&inspect->health);
+    else
+        report_field("health", "not looked at; --health reads the weights");
 }
 
 static int inspect_layers(struct inspect *inspect)
@@ -287,11 +321,12 @@ static int inspect_layers(struct inspect *inspect)
     json_t *layers = json_array();
     for (int32_t i = 0; !code && i < inspect->info.n_moe_layers; ++i)
         code = inspect_layer(inspect, moe4_checkpoint_layer_number(inspect->checkpoint, i), layers, &expert_bytes);
+    health_finish(&inspect->health);
+    if (!code && inspect->plot) code = health_plot(&inspect->health, inspect->path, inspect->plot);
     if (!code && inspect->json)
         report_model(inspect, layers, expert_bytes);
     else if (!code)
-        report_field("total", "%s of expert weights in %s", human_bytes((double)expert_bytes).text,
-                     human_plural(inspect->info.n_moe_layers, "layer").text);
+        report_total(inspect, expert_bytes);
     json_decref(layers);
     return code;
 }
@@ -302,6 +337,8 @@ int cmd_inspect(int argc, char **argv)
     const struct option options[] = {
         option_operand("PATH", &inspect.path,
                        "a checkpoint: folder with config.json and *.safetensors, or a .gguf file"),
+        option_flag("--health", &inspect.looks_at_weights, "read all expert weights and say whether they look healthy"),
+        option_text("--plot", "FILE", &inspect.plot, "draw the scales of all layers as SVG; reads the weights too"),
         option_flag("--json", &inspect.json, "report as one JSON object"),
     };
     const struct usage usage = {"inspect", "Shows the MoE layers of a checkpoint.", options,
@@ -310,13 +347,16 @@ int cmd_inspect(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     moe4_context_info device = MOE4_CONTEXT_INFO_INIT;
     inspect.info = (moe4_checkpoint_info)MOE4_CHECKPOINT_INFO_INIT;
-    code = context_open(MOE4_ISA_AUTO, 1, NULL, &inspect.context, &device);
+    if (inspect.plot) inspect.looks_at_weights = 1;
+    code = context_open(MOE4_ISA_AUTO, inspect.looks_at_weights ? 0 : 1, NULL, &inspect.context, &device);
+    inspect.n_threads = device.n_threads;
     if (!code && moe4_checkpoint_open(inspect.context, inspect.path, &inspect.checkpoint) != MOE4_OK)
         code = fail_library(inspect.context);
     if (!code && moe4_checkpoint_describe(inspect.checkpoint, &inspect.info) != MOE4_OK)
         code = fail_library(inspect.context);
     if (!code) code = inspect_layers(&inspect);
     free(inspect.shown);
+    health_release(&inspect.health);
     moe4_checkpoint_close(inspect.checkpoint);
     moe4_context_destroy(inspect.context);
     return code;

@@ -11,5 +11,7 @@ int cmd_route(int argc, char **argv);
 int cmd_check(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
+int cmd_convert(int argc, char **argv);
 
 #endif

@@ -20,6 +20,8 @@ static const struct {
     {"route", cmd_route, "route tokens: logits to expert ids and weights"},
     {"bench", cmd_bench, "time a layer against what the machine can do"},
     {"tune", cmd_tune, "measure how this machine runs a layer fastest"},
+    {"quantize", cmd_quantize, "quantise the experts of a checkpoint to MXFP4"},
+    {"convert", cmd_convert, "write the same experts in another layout"},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };
 

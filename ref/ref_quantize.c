@@ -68,8 +68,27 @@ void ref_quantize_fp8(const double *x, int64_t n, uint8_t *codes, float *scale)
     for (int64_t i = 0; i < n; i++) codes[i] = isnan(*scale) ? 0 : (uint8_t)ref_fp8_code(x[i], *scale);
 }
 
+/* The scale byte of least squared error, of all that there are. */
+static unsigned mxfp4_best_scale(const double *x)
+{
+    unsigned best = 0;
+    double least = INFINITY;
+    for (unsigned scale = 0; scale < 0xFF; scale++) {
+        double sum = 0;
+        for (int k = 0; k < REF_MX_BLOCK; k++) {
+            double error = x[k] - ref_e2m1(ref_to_e2m1(ldexp(x[k], 127 - (int)scale))) * ref_e8m0(scale);
+            sum += error * error;
+        }
+        if (sum < least) {
+            least = sum;
+            best = scale;
+        }
+    }
+    return best;
+}
+
 /* The scale byte of an MXFP4 block whose largest magnitude is amax, finite and not 0. */
-static unsigned mxfp4_scale(double amax, moe4_scale_rule rule)
+static unsigned mxfp4_scale(const double *x, double amax, moe4_scale_rule rule)
 {
     int exponent;
     double fraction = frexp(amax, &exponent); /* amax = 2*fraction * 2^(exponent-1) */
@@ -77,6 +96,7 @@ static unsigned mxfp4_scale(double amax, moe4_scale_rule rule)
     case MOE4_SCALE_EVEN: return scale_byte(exponent - 1 - 2 + (2 * fraction >= 1.75)); /* 1.75 rounds up to 2 */
     case MOE4_SCALE_FLOOR: return scale_byte(exponent - 1 - 2);
     case MOE4_SCALE_CEIL: return scale_byte_above(amax / 6);
+    case MOE4_SCALE_MSE: return mxfp4_best_scale(x);
     }
     assert(!"mxfp4_scale: no such rule");
     return 0xFF;
@@ -86,7 +106,7 @@ void ref_quantize_mxfp4(const double *x, int64_t n, moe4_scale_rule rule, uint8_
 {
     for (int64_t i = 0; i < n; i += REF_MX_BLOCK) {
         double amax = largest_magnitude(x + i, REF_MX_BLOCK);
-        unsigned scale = isnan(amax) ? 0xFF : amax == 0 ? 0 : mxfp4_scale(amax, rule);
+        unsigned scale = isnan(amax) ? 0xFF : amax == 0 ? 0 : mxfp4_scale(x + i, amax, rule);
         scales[i / REF_MX_BLOCK] = (uint8_t)scale;
         for (int64_t k = i; k < i + REF_MX_BLOCK; k += 2) {
             int empty = amax == 0 || isnan(amax);

@@ -59,6 +59,29 @@ typedef struct moe4_writer moe4_writer;
  * pairs key, value, ..., NULL (NULL = none).  Data is written to a temporary file beside path. */
 MOE4_API moe4_status moe4_writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors,
                                         int32_t n_tensors, const char *const *metadata, moe4_writer **writer);
+/* A value of a GGUF file's metadata. */
+typedef enum moe4_gguf_type {
+    MOE4_GGUF_U32 = 0,
+    MOE4_GGUF_F32,
+    MOE4_GGUF_BOOL,
+    MOE4_GGUF_STRING,
+    MOE4_GGUF_F32_ARRAY
+} moe4_gguf_type;
+typedef struct moe4_gguf_value {
+    const char *key;
+    moe4_gguf_type type;
+    uint32_t u32;      /* U32, BOOL (0 or 1) */
+    float f32;
+    const char *text;  /* STRING */
+    const float *array; /* F32_ARRAY: n_elements */
+    int64_t n_elements;
+} moe4_gguf_value;
+/* The same for a GGUF file (version 3): at most four dimensions, names of at most 63 bytes, types F32, F16, BF16, I32, I64
+ * and MXFP4, whose innermost dimension is a multiple of 32 and takes 17 bytes for each 32: the scale, then 16 bytes whose
+ * byte j has element j in the low nibble and element j + 16 in the high one.  shape is outermost first, as ever. */
+MOE4_API moe4_status moe4_gguf_writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors,
+                                             int32_t n_tensors, const moe4_gguf_value *values, int32_t n_values,
+                                             moe4_writer **writer);
 /* Writes bytes first .. first+n_bytes-1 of tensor `index`; any order, each byte once: commit counts them. */
 MOE4_API moe4_status moe4_writer_write(moe4_context *context, moe4_writer *writer, int32_t index, int64_t first,
                                        int64_t n_bytes, const void *data);

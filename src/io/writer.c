@@ -15,37 +15,15 @@
 #include "io/safetensors.h"
 #include "io/show.h"
 #include "io/storage.h"
+#include "io/writer.h"
 #include "moe4/io.h"
 
 enum { DATA_ALIGNMENT = 64, LARGEST_WRITE = 1 << 30, MAX_ATTEMPTS = 1000 };
 #define LARGEST_DATA (INT64_MAX - LENGTH_BYTES - LARGEST_HEADER) /* so that offsets in the file cannot wrap */
 
-struct target {
-    moe4_tensor tensor; /* its offset is in the data until the header's length is known, then in the file */
-    int64_t n_written;
-};
-
-struct moe4_writer {
-    moe4_allocator allocator;
-    struct arena strings;
-    const char *path;
-    char *temporary; /* beside path, with another extension */
-    int fd;          /* of temporary; -1 = there is none */
-    int32_t n_targets;
-    struct target *targets;
-};
-
 /* ---- The header's text ------------------------------------------------------------------------------------------- */
 
-/* A failed allocation is remembered and turns what follows into nothing, so that it is asked for once, at the end. */
-struct text {
-    const moe4_allocator *allocator;
-    char *bytes;
-    size_t n_bytes, capacity;
-    int failed;
-};
-
-static void add_byte(struct text *text, char byte)
+void text_add_byte(struct text *text, char byte)
 {
     char *bytes = text->failed ? NULL : array_grow(text->allocator, text->bytes, &text->capacity, text->n_bytes, 1);
     text->failed = !bytes;
@@ -54,79 +32,80 @@ static void add_byte(struct text *text, char byte)
     bytes[text->n_bytes++] = byte;
 }
 
-static void add_string(struct text *text, const char *string)
+void text_add_string(struct text *text, const char *string)
 {
-    while (*string) add_byte(text, *string++);
+    while (*string) text_add_byte(text, *string++);
 }
 
 static void add_integer(struct text *text, int64_t value)
 {
     char digits[24];
     snprintf(digits, sizeof digits, "%" PRId64, value);
-    add_string(text, digits);
+    text_add_string(text, digits);
 }
 
 /* A JSON string; `string` is valid UTF-8. */
 static void add_quoted(struct text *text, const char *string)
 {
-    add_byte(text, '"');
+    text_add_byte(text, '"');
     for (; *string; string++) {
         unsigned char c = (unsigned char)*string;
         char escape[8];
-        if (c == '"' || c == '\\') add_byte(text, '\\');
+        if (c == '"' || c == '\\') text_add_byte(text, '\\');
         if (c >= 0x20) {
-            add_byte(text, *string);
+            text_add_byte(text, *string);
             continue;
         }
         snprintf(escape, sizeof escape, "\\u%04x", c);
-        add_string(text, escape);
+        text_add_string(text, escape);
     }
-    add_byte(text, '"');
+    text_add_byte(text, '"');
 }
 
 static void add_metadata(struct text *text, const char *const *metadata)
 {
-    add_string(text, "\"" METADATA_KEY "\":{");
+    text_add_string(text, "\"" METADATA_KEY "\":{");
     for (const char *const *pair = metadata; *pair; pair += 2) {
-        if (pair != metadata) add_byte(text, ',');
+        if (pair != metadata) text_add_byte(text, ',');
         add_quoted(text, pair[0]);
-        add_byte(text, ':');
+        text_add_byte(text, ':');
         add_quoted(text, pair[1]);
     }
-    add_byte(text, '}');
+    text_add_byte(text, '}');
 }
 
 static void add_tensor(struct text *text, const moe4_tensor *tensor)
 {
     add_quoted(text, tensor->name);
-    add_string(text, ":{\"dtype\":");
+    text_add_string(text, ":{\"dtype\":");
     add_quoted(text, tensor->dtype);
-    add_string(text, ",\"shape\":[");
+    text_add_string(text, ",\"shape\":[");
     for (int32_t i = 0; i < tensor->rank; i++) {
-        if (i) add_byte(text, ',');
+        if (i) text_add_byte(text, ',');
         add_integer(text, tensor->shape[i]);
     }
-    add_string(text, "],\"data_offsets\":[");
+    text_add_string(text, "],\"data_offsets\":[");
     add_integer(text, tensor->offset);
-    add_byte(text, ',');
+    text_add_byte(text, ',');
     add_integer(text, tensor->offset + tensor->n_bytes);
-    add_string(text, "]}");
+    text_add_string(text, "]}");
 }
 
 /* The length and the JSON, padded with spaces so that the data begins at a multiple of 64: a cache line, so that it can
  * be mapped. */
-static void add_header(struct text *text, const moe4_writer *writer, const char *const *metadata)
+static void add_header(struct text *text, const moe4_writer *writer, const void *pairs)
 {
-    for (int i = 0; i < LENGTH_BYTES; i++) add_byte(text, 0);
-    add_byte(text, '{');
+    const char *const *metadata = pairs;
+    for (int i = 0; i < LENGTH_BYTES; i++) text_add_byte(text, 0);
+    text_add_byte(text, '{');
     int has_metadata = metadata && metadata[0];
     if (has_metadata) add_metadata(text, metadata);
     for (int32_t i = 0; i < writer->n_targets; i++) {
-        if (i || has_metadata) add_byte(text, ',');
+        if (i || has_metadata) text_add_byte(text, ',');
         add_tensor(text, &writer->targets[i].tensor);
     }
-    add_byte(text, '}');
-    while (!text->failed && text->n_bytes % DATA_ALIGNMENT) add_byte(text, ' ');
+    text_add_byte(text, '}');
+    while (!text->failed && text->n_bytes % DATA_ALIGNMENT) text_add_byte(text, ' ');
     if (text->failed) return;
     uint64_t length = text->n_bytes - LENGTH_BYTES;
     for (int i = 0; i < LENGTH_BYTES; i++) text->bytes[i] = (char)(length >> 8 * i);
@@ -134,7 +113,7 @@ static void add_header(struct text *text, const moe4_writer *writer, const char 
 
 /* ---- Checks at the door ------------------------------------------------------------------------------------------ */
 
-static moe4_status check_text(moe4_context *context, const char *path, const char *what, const char *string)
+moe4_status writer_check_text(moe4_context *context, const char *path, const char *what, const char *string)
 {
     if (!string) return context_fail(context, MOE4_EINVAL, "%s: %s is NULL", show_file(path).text, what);
     for (const char *at = string, *end = string + strlen(string); at < end;) {
@@ -152,8 +131,8 @@ static moe4_status check_metadata(moe4_context *context, const char *path, const
     struct names keys = {0};
     moe4_status status = MOE4_OK;
     for (int64_t i = 0; metadata && metadata[i] && status == MOE4_OK; i += 2) {
-        status = check_text(context, path, "metadata key", metadata[i]);
-        if (status == MOE4_OK) status = check_text(context, path, "metadata value", metadata[i + 1]);
+        status = writer_check_text(context, path, "metadata key", metadata[i]);
+        if (status == MOE4_OK) status = writer_check_text(context, path, "metadata value", metadata[i + 1]);
         if (status != MOE4_OK) break;
         int64_t entered = names_add(&keys, &context->allocator, metadata[i], i);
         if (entered == NAMES_NO_MEMORY)
@@ -168,17 +147,25 @@ static moe4_status check_metadata(moe4_context *context, const char *path, const
 
 static moe4_status check_tensor(moe4_context *context, const char *path, const moe4_tensor *tensor)
 {
-    moe4_status status = check_text(context, path, "tensor name", tensor->name);
+    moe4_status status = writer_check_text(context, path, "tensor name", tensor->name);
     if (status != MOE4_OK) return status;
     if (strcmp(tensor->name, METADATA_KEY) == 0)
         return context_fail(context, MOE4_EINVAL, "%s: a tensor cannot be named " METADATA_KEY, show_file(path).text);
-    if (!tensor->dtype || !dtype_find(tensor->dtype))
-        return context_fail(context, MOE4_EINVAL, "%s: tensor \"%s\": unknown dtype \"%s\"", show_file(path).text,
-                            show_name(tensor->name).text, tensor->dtype ? show_name(tensor->dtype).text : "NULL");
     if (tensor->rank < 0 || tensor->rank > MOE4_TENSOR_MAX_RANK)
         return context_fail(context, MOE4_EINVAL, "%s: tensor \"%s\": rank %" PRId32 ", expected 0 to %d",
                             show_file(path).text, show_name(tensor->name).text, tensor->rank, MOE4_TENSOR_MAX_RANK);
     return MOE4_OK;
+}
+
+/* The types of safetensors. */
+static moe4_status measure(moe4_context *context, const char *path, moe4_tensor *tensor)
+{
+    const char *dtype = tensor->dtype ? dtype_find(tensor->dtype) : NULL;
+    if (!dtype)
+        return context_fail(context, MOE4_EINVAL, "%s: tensor \"%s\": unknown dtype \"%s\"", show_file(path).text,
+                            show_name(tensor->name).text, tensor->dtype ? show_name(tensor->dtype).text : "NULL");
+    tensor->dtype = dtype;
+    return tensor_size(context, MOE4_EINVAL, path, tensor, &tensor->n_bytes);
 }
 
 static moe4_status allocate_writer(moe4_context *context, const char *path, int32_t n_targets, moe4_writer **result)
@@ -199,16 +186,15 @@ static moe4_status allocate_writer(moe4_context *context, const char *path, int3
 }
 
 /* Checks one tensor and enters it behind the others; *end is where the data so far ends. */
-static moe4_status plan_target(moe4_context *context, moe4_writer *writer, const moe4_tensor *given, int32_t index,
-                               struct names *names, int64_t *end)
+static moe4_status plan_target(moe4_context *context, moe4_writer *writer, const struct writer_format *format,
+                               const moe4_tensor *given, int32_t index, struct names *names, int64_t *end)
 {
     moe4_tensor *tensor = &writer->targets[index].tensor;
     moe4_status status = check_tensor(context, writer->path, given);
     if (status != MOE4_OK) return status;
     *tensor = *given;
-    tensor->dtype = dtype_find(given->dtype);
-    tensor->offset = *end;
-    status = tensor_size(context, MOE4_EINVAL, writer->path, tensor, &tensor->n_bytes);
+    tensor->offset = *end = round_up(*end, format->alignment);
+    status = format->measure(context, writer->path, tensor);
     if (status != MOE4_OK) return status;
     tensor->name = arena_copy(&writer->strings, &writer->allocator, given->name, strlen(given->name));
     int64_t entered = tensor->name ? names_add(names, &writer->allocator, tensor->name, index) : NAMES_NO_MEMORY;
@@ -222,13 +208,15 @@ static moe4_status plan_target(moe4_context *context, moe4_writer *writer, const
     return MOE4_OK;
 }
 
-static moe4_status plan_targets(moe4_context *context, moe4_writer *writer, const moe4_tensor *tensors)
+static moe4_status plan_targets(moe4_context *context, moe4_writer *writer, const struct writer_format *format,
+                                const moe4_tensor *tensors)
 {
     int64_t end = 0;
     struct names names = {0};
     moe4_status status = MOE4_OK;
     for (int32_t i = 0; i < writer->n_targets && status == MOE4_OK; i++)
-        status = plan_target(context, writer, &tensors[i], i, &names, &end);
+        status = plan_target(context, writer, format, &tensors[i], i, &names, &end);
+    writer->data_bytes = round_up(end, format->alignment);
     names_release(&names, &writer->allocator);
     return status;
 }
@@ -270,11 +258,12 @@ static moe4_status write_bytes(moe4_context *context, const moe4_writer *writer,
     return MOE4_OK;
 }
 
-static moe4_status write_header(moe4_context *context, moe4_writer *writer, const char *const *metadata)
+static moe4_status write_header(moe4_context *context, moe4_writer *writer, const struct writer_format *format,
+                                const void *metadata)
 {
     struct text text = {.allocator = &writer->allocator};
     moe4_status status;
-    add_header(&text, writer, metadata);
+    format->add_header(&text, writer, metadata);
     if (text.failed)
         status = context_fail_memory(context, "a header", text.n_bytes + 1);
     else if (text.n_bytes > LENGTH_BYTES + LARGEST_HEADER)
@@ -284,6 +273,10 @@ static moe4_status write_header(moe4_context *context, moe4_writer *writer, cons
         status = write_bytes(context, writer, 0, (int64_t)text.n_bytes, text.bytes);
     for (int32_t i = 0; i < writer->n_targets && status == MOE4_OK; i++)
         writer->targets[i].tensor.offset += (int64_t)text.n_bytes;
+    /* What lies between tensors and behind the last is zero. */
+    if (status == MOE4_OK && format->alignment > 1 &&
+        ftruncate(writer->fd, (off_t)((int64_t)text.n_bytes + writer->data_bytes)) != 0)
+        status = fail_system(context, writer, "extend");
     array_release(&writer->allocator, text.bytes, text.capacity, 1);
     return status;
 }
@@ -303,27 +296,36 @@ static void sync_folder(const moe4_writer *writer)
 
 /* ---- The public functions ---------------------------------------------------------------------------------------- */
 
-moe4_status moe4_writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors, int32_t n_tensors,
-                               const char *const *metadata, moe4_writer **result)
+moe4_status writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors, int32_t n_tensors,
+                          const struct writer_format *format, const void *metadata, moe4_writer **result)
 {
     moe4_writer *writer = NULL;
-    moe4_status status = check_argument(context, "writer", result);
-    if (status != MOE4_OK) return status;
-    *result = NULL;
-    status = check_argument(context, "path", path);
-    if (status == MOE4_OK && n_tensors) status = check_argument(context, "tensors", tensors);
+    moe4_status status = MOE4_OK;
+    if (n_tensors) status = check_argument(context, "tensors", tensors);
     if (status == MOE4_OK && n_tensors < 0)
         status = context_fail(context, MOE4_EINVAL, "n_tensors is %" PRId32 ", expected 0 or more", n_tensors);
-    if (status == MOE4_OK) status = check_metadata(context, path, metadata);
     if (status == MOE4_OK) status = allocate_writer(context, path, n_tensors, &writer);
-    if (status == MOE4_OK) status = plan_targets(context, writer, tensors);
+    if (status == MOE4_OK) status = plan_targets(context, writer, format, tensors);
     if (status == MOE4_OK) status = create_temporary(context, writer);
-    if (status == MOE4_OK) status = write_header(context, writer, metadata);
+    if (status == MOE4_OK) status = write_header(context, writer, format, metadata);
     if (status == MOE4_OK)
         *result = writer;
     else
         moe4_writer_discard(writer);
     return status;
+}
+
+moe4_status moe4_writer_create(moe4_context *context, const char *path, const moe4_tensor *tensors, int32_t n_tensors,
+                               const char *const *metadata, moe4_writer **result)
+{
+    static const struct writer_format safetensors = {measure, 1, add_header};
+    moe4_status status = check_argument(context, "writer", result);
+    if (status != MOE4_OK) return status;
+    *result = NULL;
+    status = check_argument(context, "path", path);
+    if (status == MOE4_OK) status = check_metadata(context, path, metadata);
+    if (status != MOE4_OK) return status;
+    return writer_create(context, path, tensors, n_tensors, &safetensors, metadata, result);
 }
 
 moe4_status moe4_writer_write(moe4_context *context, moe4_writer *writer, int32_t index, int64_t first, int64_t n_bytes,

@@ -1,9 +1,14 @@
-/* f32 <-> MXFP4, in integer arithmetic on the bits throughout: neither the host's rounding mode nor its treatment of
- * subnormals changes anything, and the compiler vectorises the loops. */
+/* f32, bf16 <-> MXFP4, in integer arithmetic on the bits: neither the host's rounding mode nor its treatment of
+ * subnormals changes anything.  Blocks of ordinary size take the loops of blocks_template.h; the others, and the
+ * inverse, are here. */
+#include <math.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "base/mxfp4.h"
+#include "cpu/fpenv.h"
 #include "moe4/quant.h"
+#include "quant/blocks.h"
 
 enum { N_MAGNITUDES = 8, N_MIDPOINTS = N_MAGNITUDES - 1, UNIT_SCALE = 127 };
 enum { MAGNITUDE = 0x7FFFFFFF, INFINITY_BITS = 0x7F800000, QUIET_NAN_BITS = 0x7FC00000 };
@@ -37,21 +42,61 @@ static int32_t scaled(int32_t bits, int32_t scale)
     return exponent > 0 ? exponent << MANTISSA_BITS | mantissa : (HIDDEN_BIT | mantissa) >> (1 - exponent);
 }
 
-/* What is added to amax's bits so that their exponent field becomes the scale's exponent + 2.  EVEN carries from a
- * mantissa of 1.75 up, CEIL from just above 1.5 = 6/4: amax/6 <= 2^s is the same as amax <= 1.5 * 2^(s+2). */
-static int32_t carry_of(moe4_scale_rule rule)
+/* EVEN carries from a mantissa of 1.75 up, CEIL from just above 1.5 = 6/4: amax/6 <= 2^s is the same as
+ * amax <= 1.5 * 2^(s+2). */
+int32_t block_carry(moe4_scale_rule rule)
 {
-    switch (rule) {
-    case MOE4_SCALE_FLOOR: return 0;
-    case MOE4_SCALE_CEIL: return 0x3FFFFF;
-    default: return 0x200000;
-    }
+    static const int32_t carries[] = {
+        [MOE4_SCALE_EVEN] = 0x200000, [MOE4_SCALE_FLOOR] = 0, [MOE4_SCALE_CEIL] = 0x3FFFFF, [MOE4_SCALE_MSE] = 0};
+    return carries[rule];
 }
 
-static void quantize_block(const float *x, int32_t carry, uint8_t *codes, uint8_t *scale)
+static void encode(const int32_t *bits, int32_t scale, uint8_t *codes)
 {
-    int32_t bits[BLOCK_SIZE], code[BLOCK_SIZE], limits[N_MIDPOINTS], amax = 0;
-    memcpy(bits, x, sizeof bits);
+    int32_t code[BLOCK_SIZE], limits[N_MIDPOINTS];
+    for (int i = 0; i < N_MIDPOINTS; i++) limits[i] = scaled(midpoints[i].bits, scale) - midpoints[i].goes_up;
+    for (int i = 0; i < BLOCK_SIZE; i++) {
+        int32_t magnitude = bits[i] & MAGNITUDE, above = 0;
+        for (int m = 0; m < N_MIDPOINTS; m++) above += magnitude > limits[m];
+        code[i] = above | (int32_t)((uint32_t)bits[i] >> 28 & 8);
+    }
+    for (int j = 0; j < BLOCK_BYTES; j++) codes[j] = (uint8_t)(code[2 * j] | code[2 * j + 1] << 4);
+}
+
+/* Squared error of a block encoded under a scale, over 2^-254: in double and exact but for the sum. */
+static double squared_error(const int32_t *bits, int32_t scale, const uint8_t *codes)
+{
+    double sum = 0, step = ldexp(1, scale);
+    for (int i = 0; i < BLOCK_SIZE; i++) {
+        double magnitude = ldexp((double)f32_from_bits((uint32_t)(bits[i] & MAGNITUDE)), UNIT_SCALE);
+        double error = magnitude - step * (double)e2m1_to_f32(mxfp4_code(codes, i) & 7);
+        sum += error * error;
+    }
+    return sum;
+}
+
+/* The scale of least error: half, once or twice 2^(floor-127), as far as there is such a byte. */
+static int32_t best_scale(const int32_t *bits, int32_t floor)
+{
+    uint8_t codes[BLOCK_BYTES];
+    int32_t best = floor;
+    double least = INFINITY;
+    uint32_t host = fpenv_enter();
+    for (int32_t scale = floor > 0 ? floor - 1 : 0; scale <= floor + 1; scale++) {
+        encode(bits, scale, codes);
+        double error = squared_error(bits, scale, codes);
+        if (error < least || (error == least && scale == floor)) {
+            least = error;
+            best = scale;
+        }
+    }
+    fpenv_leave(host);
+    return best;
+}
+
+void block_quantize_rare(const int32_t *bits, moe4_scale_rule rule, uint8_t *codes, uint8_t *scale)
+{
+    int32_t amax = 0;
     for (int i = 0; i < BLOCK_SIZE; i++) {
         int32_t magnitude = bits[i] & MAGNITUDE;
         amax = magnitude > amax ? magnitude : amax;
@@ -61,22 +106,36 @@ static void quantize_block(const float *x, int32_t carry, uint8_t *codes, uint8_
         memset(codes, 0, BLOCK_BYTES);
         return;
     }
-    int32_t exponent = ((amax + carry) >> MANTISSA_BITS) - 2;
-    *scale = (uint8_t)(exponent > 0 ? exponent : 0);
-    for (int i = 0; i < N_MIDPOINTS; i++) limits[i] = scaled(midpoints[i].bits, *scale) - midpoints[i].goes_up;
-    for (int i = 0; i < BLOCK_SIZE; i++) {
-        int32_t magnitude = bits[i] & MAGNITUDE, above = 0;
-        for (int m = 0; m < N_MIDPOINTS; m++) above += magnitude > limits[m];
-        code[i] = above | (int32_t)((uint32_t)bits[i] >> 28 & 8);
-    }
-    for (int j = 0; j < BLOCK_BYTES; j++) codes[j] = (uint8_t)(code[2 * j] | code[2 * j + 1] << 4);
+    int32_t exponent = ((amax + block_carry(rule)) >> MANTISSA_BITS) - 2;
+    exponent = exponent > 0 ? exponent : 0;
+    if (rule == MOE4_SCALE_MSE) exponent = best_scale(bits, exponent);
+    *scale = (uint8_t)exponent;
+    encode(bits, exponent, codes);
+}
+
+static const struct block_kernels *kernels_choose(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return &blocks_avx512;
+    if (__builtin_cpu_supports("avx2")) return &blocks_avx2;
+#endif
+    return &blocks_c;
 }
 
 void moe4_mxfp4_quantize(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes, uint8_t *scales)
 {
-    int32_t carry = carry_of(rule);
-    for (int64_t b = 0; b < n_blocks; b++)
-        quantize_block(x + b * BLOCK_SIZE, carry, codes + b * BLOCK_BYTES, scales + b);
+    uint32_t host = fpenv_enter();
+    kernels_choose()->from_f32(x, n_blocks, rule, codes, scales);
+    fpenv_leave(host);
+}
+
+void moe4_mxfp4_quantize_bf16(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
+                              uint8_t *scales)
+{
+    uint32_t host = fpenv_enter();
+    kernels_choose()->from_bf16(x, n_blocks, rule, codes, scales);
+    fpenv_leave(host);
 }
 
 void moe4_mxfp4_dequantize(const uint8_t *codes, const uint8_t *scales, int64_t n_blocks, float *x)

@@ -5,13 +5,14 @@
 """
 import json
 import os
+import subprocess
 import sys
 
 import numpy as np
 import torch
 from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from common import GATE_FIRST, Layer, same, weights
 
@@ -33,7 +34,26 @@ def pack(weight, rule):
     return {key: value.contiguous() for key, value in state.items()}, values.float().numpy()
 
 
-def main(tool, folder, *_):
+def check_converted(tool, folder, moe4):
+    """The package unpacks what `moe4 convert` writes, and takes its config."""
+    model, converted = os.path.join(folder, "model"), os.path.join(folder, "converted")
+    sizes = ["--hidden", "64", "--intermediate", "96", "--experts", "8"]
+    subprocess.run([moe4, "synth", *sizes, model], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([moe4, "convert", model, converted, "--to", "compressed-tensors"], stdout=subprocess.DEVNULL, check=True)
+    with open(os.path.join(converted, "config.json")) as file:
+        QuantizationConfig.model_validate(json.load(file)["quantization_config"])
+    tensors = load_file(os.path.join(converted, "model.safetensors"))
+    for e, expert in enumerate(Layer(tool, model, 0).experts):
+        for name, wanted in (("gate_proj", expert["gate_up"][0::2]), ("up_proj", expert["gate_up"][1::2]),
+                             ("down_proj", expert["down"])):
+            stem = "model.layers.0.mlp.experts.%d.%s." % (e, name)
+            state = {key: tensors[stem + key] for key in ("weight_packed", "weight_scale")}
+            values = MXFP4PackedCompressor.decompress(state, scheme())["weight"]
+            same("converted %s" % name, wanted, values.float().numpy())
+
+
+def main(tool, folder, moe4):
+    check_converted(tool, folder, moe4)
     rule = scheme()
     config = QuantizationConfig(config_groups={"group_0": rule}, format="mxfp4-pack-quantized",
                                 quantization_status="compressed").to_dict()

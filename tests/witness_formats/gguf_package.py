@@ -4,6 +4,7 @@
     gguf_package.py DUMP_LAYER FOLDER
 """
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -74,12 +75,30 @@ def check_ours(path):
     same("our generator's file", values, np.array(expected, np.float32))
 
 
-def main(tool, folder, *_):
+def check_converted(tool, folder, moe4):
+    """The package reads what `moe4 convert` writes."""
+    model, path = os.path.join(folder, "model"), os.path.join(folder, "converted.gguf")
+    sizes = ["--hidden", "64", "--intermediate", "96", "--experts", "8", "--layers", "2"]
+    subprocess.run([moe4, "synth", *sizes, model], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([moe4, "convert", model, path, "--to", "gguf"], stdout=subprocess.DEVNULL, check=True)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    layer = Layer(tool, model, 1)
+    values = {name: dequantize(tensors["blk.1.ffn_%s_exps.weight" % name].data, MXFP4) for name in ("gate", "up", "down")}
+    for e, expert in enumerate(layer.experts):
+        same("converted gate", expert["gate_up"][0::2], values["gate"][e])
+        same("converted up", expert["gate_up"][1::2], values["up"][e])
+        same("converted down", expert["down"], values["down"][e])
+        same("converted bias", expert["gate_up_bias"][1::2], tensors["blk.1.ffn_up_exps.bias"].data[e])
+    same("converted router", layer.router, tensors["blk.1.ffn_gate_inp.weight"].data)
+
+
+def main(tool, folder, moe4):
     for arch in ("gpt-oss", "deepseek2"):
         path = os.path.join(folder, arch + ".gguf")
         check(tool, path, arch, write(path, arch))
     values = write(os.path.join(folder, "split.gguf"), "deepseek2", split_at=2)
     check(tool, os.path.join(folder, "split-00001-of-00003.gguf"), "deepseek2", values)
+    check_converted(tool, folder, moe4)
     check_ours(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "families", "gguf", "gpt-oss.gguf"))
 
 

@@ -1,0 +1,257 @@
+#include "encode.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "memory.h"
+#include "message.h"
+#include "parallel.h"
+#include "ref.h"
+#include "report.h"
+
+enum { BLOCK = 32, CODES = 16, MOST_SHOWN = 20 };
+
+/* ---- Loss -------------------------------------------------------------------------------------------------------- */
+
+static void loss_add(struct encode_loss *sum, const struct encode_loss *loss)
+{
+    sum->squared += loss->squared;
+    sum->squared_error += loss->squared_error;
+    sum->n_elements += loss->n_elements;
+    sum->n_saturated += loss->n_saturated;
+    sum->n_blocks += loss->n_blocks;
+    sum->n_zero += loss->n_zero;
+    sum->n_nan += loss->n_nan;
+}
+
+static void block_measure(const float *x, const uint8_t *codes, uint8_t scale, struct encode_loss *loss)
+{
+    float back[BLOCK], most = ldexpf(6, scale - 127);
+    double error = 0, squared = 0;
+    int is_zero = 1, n_saturated = 0;
+    ++loss->n_blocks;
+    loss->n_elements += BLOCK;
+    for (int j = 0; j < CODES; ++j) is_zero &= !(codes[j] & 0x77);
+    if (scale == 0xFF) {
+        ++loss->n_nan;
+        return;
+    }
+    moe4_mxfp4_dequantize(codes, &scale, 1, back);
+    for (int i = 0; i < BLOCK; ++i) {
+        double value = (double)x[i], difference = value - (double)back[i];
+        error += difference * difference;
+        squared += value * value;
+        n_saturated += fabsf(x[i]) > most;
+    }
+    loss->n_zero += is_zero;
+    loss->n_saturated += n_saturated;
+    loss->squared_error += error;
+    loss->squared += squared;
+}
+
+static double relative_error(const struct encode_loss *loss)
+{
+    return loss->squared > 0 ? sqrt(loss->squared_error / loss->squared) : 0;
+}
+
+static double share(int64_t part, int64_t whole)
+{
+    return whole ? (double)part / (double)whole : 0;
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+struct encode_task {
+    struct encoder *encoder;
+    const struct slab *slab;
+    struct row_range rows;
+};
+
+static const void *row_of(const struct encode_task *task, int64_t i)
+{
+    int64_t at = (task->rows.first + i * task->rows.step) * task->slab->K;
+    return (const char *)task->slab->data + at * (task->slab->is_bf16 ? 2 : 4);
+}
+
+/* A block of a row as f32. */
+static const float *block_widen(const struct encode_task *task, const void *row, int64_t block, float buffer[BLOCK])
+{
+    if (!task->slab->is_bf16) return (const float *)row + block * BLOCK;
+    for (int i = 0; i < BLOCK; ++i) {
+        uint32_t bits = (uint32_t)((const uint16_t *)row)[block * BLOCK + i] << 16;
+        memcpy(&buffer[i], &bits, sizeof bits);
+    }
+    return buffer;
+}
+
+static void task_run(void *user, int64_t first, int64_t end)
+{
+    const struct encode_task *task = user;
+    struct encoder *self = task->encoder;
+    int64_t n_blocks = task->slab->K / BLOCK;
+    for (int64_t i = first; i < end; ++i) {
+        const void *row = row_of(task, i);
+        uint8_t *codes = self->codes + i * n_blocks * CODES, *scales = self->scales + i * n_blocks;
+        if (task->slab->is_bf16)
+            moe4_mxfp4_quantize_bf16(row, n_blocks, self->rule, codes, scales);
+        else
+            moe4_mxfp4_quantize(row, n_blocks, self->rule, codes, scales);
+        self->losses[i] = (struct encode_loss){0};
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            float buffer[BLOCK];
+            block_measure(block_widen(task, row, b, buffer), codes + b * CODES, scales[b], &self->losses[i]);
+        }
+    }
+}
+
+/* ---- The oracle -------------------------------------------------------------------------------------------------- */
+
+static double block_error(const double *x, const uint8_t *codes, uint8_t scale)
+{
+    moe4_matrix matrix = {.codes = codes, .scales = &scale};
+    double sum = 0;
+    for (int k = 0; k < BLOCK; ++k) {
+        double error = x[k] - ref_weight(&matrix, BLOCK, 0, k);
+        sum += error * error;
+    }
+    return sum;
+}
+
+/* Of two scales of equal error either is right. */
+static int block_agrees(const struct encoder *self, const float *x, const uint8_t *codes, uint8_t scale)
+{
+    double exact[BLOCK];
+    uint8_t wanted[CODES], wanted_scale;
+    for (int i = 0; i < BLOCK; ++i) exact[i] = (double)x[i];
+    ref_quantize_mxfp4(exact, BLOCK, self->rule, wanted, &wanted_scale);
+    if (scale == wanted_scale) return !memcmp(codes, wanted, sizeof wanted);
+    return self->rule == MOE4_SCALE_MSE && scale != 0xFF && wanted_scale != 0xFF &&
+           block_error(exact, codes, scale) <= block_error(exact, wanted, wanted_scale) * (1 + 1e-5);
+}
+
+static int rows_check(struct encoder *self, const struct encode_task *task, const char *name)
+{
+    int64_t n_blocks = task->slab->K / BLOCK, n = task->rows.count;
+    int64_t n_checked = n < self->n_checked_rows ? n : self->n_checked_rows;
+    for (int64_t c = 0; c < n_checked; ++c) {
+        int64_t i = n_checked > 1 ? c * (n - 1) / (n_checked - 1) : 0;
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            float buffer[BLOCK];
+            int64_t at = i * n_blocks + b;
+            if (!block_agrees(self, block_widen(task, row_of(task, i), b, buffer), self->codes + at * CODES,
+                              self->scales[at]))
+                return fail("%s: row %lld, block %lld is not what the oracle makes of it", name, (long long)i,
+                            (long long)b);
+        }
+    }
+    self->n_rows_checked += n_checked;
+    return EXIT_OK;
+}
+
+/* ---- Entries ----------------------------------------------------------------------------------------------------- */
+
+/* The entry of that name, which is the last one or new. */
+static struct encode_loss *entry_of(struct encoder *self, const char *name)
+{
+    struct encode_entry *last = self->n_entries ? &self->entries[self->n_entries - 1] : NULL;
+    if (last && !strcmp(last->name, name)) return &last->loss;
+    if (self->n_entries == self->entries_room) {
+        int64_t room = self->entries_room ? 2 * self->entries_room : 64;
+        struct encode_entry *entries = reallocarray(self->entries, (size_t)room, sizeof *entries);
+        if (!entries) return NULL;
+        self->entries = entries;
+        self->entries_room = room;
+    }
+    last = &self->entries[self->n_entries];
+    *last = (struct encode_entry){.name = strdup(name)};
+    if (!last->name) return NULL;
+    ++self->n_entries;
+    return &last->loss;
+}
+
+int encode_rows(struct encoder *self, const struct slab *slab, struct row_range rows, const char *name)
+{
+    struct encode_task task = {self, slab, rows};
+    int64_t n_blocks = rows.count * (slab->K / BLOCK);
+    int code = buffer_reserve(&self->codes, &self->codes_room, n_blocks * CODES, "codes");
+    if (!code) code = buffer_reserve(&self->scales, &self->scales_room, n_blocks, "scales");
+    if (!code)
+        code = buffer_reserve(&self->losses, &self->losses_room, rows.count * (int64_t)sizeof *self->losses, "sums");
+    struct encode_loss *loss = code ? NULL : entry_of(self, name);
+    if (!loss) return code ? code : fail("out of memory: %s", name);
+    parallel_for(self->n_threads, rows.count, task_run, &task);
+    for (int64_t i = 0; i < rows.count; ++i) loss_add(loss, &self->losses[i]);
+    return rows_check(self, &task, name);
+}
+
+/* ---- Reports ----------------------------------------------------------------------------------------------------- */
+
+static int by_error(const void *a, const void *b)
+{
+    const struct encode_entry *const *first = a, *const *second = b;
+    double difference = relative_error(&(*second)->loss) - relative_error(&(*first)->loss);
+    return difference > 0 ? 1 : difference < 0 ? -1 : strcmp((*first)->name, (*second)->name);
+}
+
+static void print_loss(const char *name, const struct encode_loss *loss)
+{
+    printf("  %-56s %9.5f %10.5f%% %12lld\n", name, relative_error(loss),
+           100 * share(loss->n_saturated, loss->n_elements), (long long)loss->n_zero);
+    if (loss->n_nan) printf("    %s with NaN or infinity\n", human_plural(loss->n_nan, "block").text);
+}
+
+void encoder_report(const struct encoder *self)
+{
+    struct encode_loss total = {0};
+    const struct encode_entry **sorted = malloc((size_t)(self->n_entries + 1) * sizeof *sorted);
+    for (int64_t i = 0; i < self->n_entries; ++i) {
+        loss_add(&total, &self->entries[i].loss);
+        if (sorted) sorted[i] = &self->entries[i];
+    }
+    if (sorted) qsort(sorted, (size_t)self->n_entries, sizeof *sorted, by_error);
+    printf("\n  %-56s %9s %11s %12s\n", self->n_entries > MOST_SHOWN ? "tensors of largest error" : "tensor", "error",
+           "saturated", "zero blocks");
+    for (int64_t i = 0; sorted && i < self->n_entries && i < MOST_SHOWN; ++i)
+        print_loss(sorted[i]->name, &sorted[i]->loss);
+    print_loss("all", &total);
+    if (self->n_rows_checked)
+        report_field("check", "%lld rows are the oracle's to the bit", (long long)self->n_rows_checked);
+    free(sorted);
+}
+
+static json_t *loss_json(const struct encode_loss *loss)
+{
+    json_t *object = json_object();
+    json_put_real(object, "relative_error", relative_error(loss));
+    json_put_real(object, "saturated_share", share(loss->n_saturated, loss->n_elements));
+    json_put_integer(object, "blocks", loss->n_blocks);
+    json_put_integer(object, "zero_blocks", loss->n_zero);
+    json_put_integer(object, "nan_blocks", loss->n_nan);
+    return object;
+}
+
+void encoder_json(const struct encoder *self, json_t *object)
+{
+    struct encode_loss total = {0};
+    json_t *list = json_array();
+    for (int64_t i = 0; i < self->n_entries; ++i) {
+        json_t *entry = loss_json(&self->entries[i].loss);
+        json_put_text(entry, "name", self->entries[i].name);
+        json_array_append_new(list, entry);
+        loss_add(&total, &self->entries[i].loss);
+    }
+    json_object_set_new(object, "total", loss_json(&total));
+    json_object_set_new(object, "tensors", list);
+    json_put_integer(object, "rows_checked", self->n_rows_checked);
+}
+
+void encoder_release(struct encoder *self)
+{
+    for (int64_t i = 0; i < self->n_entries; ++i) free(self->entries[i].name);
+    free(self->entries);
+    free(self->codes);
+    free(self->scales);
+    free(self->losses);
+}

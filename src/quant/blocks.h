@@ -1,0 +1,23 @@
+/* Quantising loops, compiled once an instruction set from blocks_template.h. */
+#ifndef MOE4_QUANT_BLOCKS_H
+#define MOE4_QUANT_BLOCKS_H
+
+#include <stdint.h>
+
+#include "moe4/quant.h"
+
+struct block_kernels {
+    void (*from_f32)(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes, uint8_t *scales);
+    void (*from_bf16)(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes, uint8_t *scales);
+};
+
+extern const struct block_kernels blocks_c, blocks_avx2, blocks_avx512;
+
+/* A block that the loops do not take: zeros, something not finite, or a scale near the bottom of the range, where
+ * limits between codes are subnormal.  bits: 32 elements as f32. */
+void block_quantize_rare(const int32_t *bits, moe4_scale_rule rule, uint8_t *codes, uint8_t *scale);
+
+/* What is added to amax's bits so that their exponent field becomes the scale's exponent + 2. */
+int32_t block_carry(moe4_scale_rule rule);
+
+#endif

@@ -1,0 +1,2 @@
+#define BLOCK_KERNELS blocks_c
+#include "quant/blocks_template.h"

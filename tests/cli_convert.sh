@@ -1,0 +1,128 @@
+#!/bin/sh
+# convert: every byte of codes, scales and biases comes back after a round trip; layers compute the same; what is refused.
+set -eu
+. "$(dirname "$0")/cli_lib.sh"
+model=$work/model
+
+same() { # same PATH OTHER: the same tensors
+    "$helpers/same_tensors" "$1" "$2" >"$out" 2>"$err" || die "$1 and $2 differ:"
+}
+
+same_output() { # same_output PATH OTHER: layer 1 of both gives the same bytes
+    expect 0 run "$1" --layer 1 --tokens 7 --output "$work/a.safetensors"
+    expect 0 run "$2" --layer 1 --tokens 7 --output "$work/b.safetensors"
+    same "$work/a.safetensors" "$work/b.safetensors"
+}
+
+# gpt-oss there and back, over several shards: nothing is lost, its config neither.
+make_small --layers 3 --seed 3 "$model"
+expect 0 convert "$model" "$work/ct" --to compressed-tensors --json --shard-bytes 50000
+json to=compressed-tensors layers=3 shards_kept=0 "from=gpt-oss released" "contents=whole checkpoint"
+expect 0 inspect "$work/ct" --json
+json family=gpt-oss "layout=compressed-tensors mxfp4-pack-quantized" n_moe_layers=3
+same_output "$model" "$work/ct"
+expect 0 convert "$work/ct" "$work/back" --to gpt-oss
+same "$model" "$work/back"
+grep -q '"quant_method": "mxfp4"' "$work/back/config.json" || die "config.json is not gpt-oss's"
+expect 0 inspect "$work/back" --json
+json family=gpt-oss "layout=gpt-oss released" n_moe_layers=3
+
+# Quantised into one layout and converted is the same as quantised into the other.
+mkdir "$work/dense"
+"$helpers/dense_of" "$model" "$work/dense" stacked BF16
+cp "$model/config.json" "$work/dense"
+expect 0 quantize "$work/dense" "$work/q" --to compressed-tensors
+same "$work/q" "$work/ct"
+
+# DeepSeek-V4 there and back.
+mkdir "$work/apart"
+"$helpers/dense_of" "$model" "$work/apart" apart BF16
+cat >"$work/apart/config.json" <<'END'
+{"model_type": "deepseek_v4", "hidden_size": 64, "moe_intermediate_size": 96, "n_routed_experts": 8,
+ "num_experts_per_tok": 2, "num_hidden_layers": 3, "swiglu_limit": 10.0, "norm_topk_prob": true,
+ "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "expert_dtype": "bf16"}
+END
+expect 0 quantize "$work/apart" "$work/ds" --to deepseek-v4
+expect 0 inspect "$work/ds" --json
+json family=DeepSeek-V4 "layout=DeepSeek-V4 released" n_moe_layers=3
+expect 0 convert "$work/ds" "$work/ds_ct" --to compressed-tensors
+same_output "$work/ds" "$work/ds_ct"
+expect 0 convert "$work/ds_ct" "$work/ds_back" --to deepseek-v4
+same "$work/ds" "$work/ds_back"
+
+# GGUF and back: the MoE layers alone, the same codes and scales; biases and router become f32 and keep their values.
+gguf=$work/model.gguf
+expect 0 convert "$model" "$gguf" --to gguf --json
+json to=gguf layers=3 "contents=MoE layers only"
+expect 0 inspect "$gguf" --json
+json family=gpt-oss layout=GGUF n_moe_layers=3 n_model_layers=3
+same_output "$model" "$gguf"
+expect 0 convert "$gguf" "$work/from_gguf" --to gpt-oss --json
+json "contents=MoE layers only" layers=3
+for layer in 0 1 2; do
+    for part in gate_up_proj_blocks gate_up_proj_scales down_proj_blocks down_proj_scales; do
+        name=model.layers.$layer.mlp.experts.$part
+        "$helpers/same_tensors" "$model/model.safetensors" "$work/from_gguf/model.safetensors" "$name" ||
+            die "$name differs"
+    done
+done
+same_output "$model" "$work/from_gguf"
+expect 0 convert "$work/from_gguf" "$work/again.gguf" --to gguf
+cmp "$gguf" "$work/again.gguf"
+expect 0 convert "$work/ct" "$work/ct.gguf" --to gguf
+same "$gguf" "$work/ct.gguf"
+expect 0 convert "$work/ds" "$work/ds.gguf" --to gguf
+same_output "$work/ds" "$work/ds.gguf"
+expect 1 convert "$work/ds.gguf" "$work/x" --to compressed-tensors
+says "$err" "router and activation of DeepSeek-V4 would be lost"
+expect 1 convert "$model" "$gguf" --to gguf
+says "$err" "is there; --force replaces it"
+expect 1 convert "$model" "$work/folder" --to gguf
+says "$err" "ends in .gguf"
+# gpt-oss's limit is not in a GGUF file: another one cannot be said.
+cp -r "$model" "$work/limit"
+sed 's/"swiglu_limit": 7.0/"swiglu_limit": 5.0/' "$model/config.json" >"$work/limit/config.json"
+expect 1 convert "$work/limit" "$work/x.gguf" --to gguf
+says "$err" "the activation's limit would be lost"
+[ -z "$(ls "$work" | grep 'x.*gguf')" ] || die "a refusal left $(ls "$work")"
+
+# Some layers alone: part of a model, and it says so.
+expect 0 convert "$model" "$work/part" --to compressed-tensors --layers 1 --json
+json layers=1 "contents=MoE layers only"
+expect 0 inspect "$work/part" --json
+json n_moe_layers=1 n_model_layers=3
+same_output "$model" "$work/part"
+
+# Refusals name what would be lost; nothing is written.
+expect 1 convert "$work/ds" "$work/x" --to gpt-oss
+says "$err" 'model_type "deepseek_v4": the layout gpt-oss would lose its activation and router parameters'
+expect 1 convert "$model" "$work/x" --to deepseek-v4
+says "$err" 'model_type "gpt_oss": the layout deepseek-v4 would lose'
+expect 1 convert "$model" "$work/x" --to compressed-tensors --layers 7
+says "$err" "--layers: 7 is no MXFP4 layer"
+[ ! -e "$work/x" ] || die "a refusal left $work/x"
+expect 1 convert "$model" "$work/part" --to compressed-tensors
+says "$err" "holds a checkpoint; --force replaces it"
+expect 0 convert "$model" "$work/part" --to compressed-tensors --force
+same "$work/part" "$work/ct"
+
+# Unfinished, then finished: what was there is kept.
+rm "$work/ct/config.json" "$work/ct/model.safetensors.index.json" "$work/ct/model-00003-of-"*
+expect 0 convert "$model" "$work/ct" --to compressed-tensors --json --shard-bytes 50000
+shards=$(ls "$work/ct" | grep -c '^model-')
+json shards=$shards shards_kept=$((shards - 1))
+same_output "$model" "$work/ct"
+
+# A cut shard is no finished one.
+rm "$work/ct/config.json"
+cut=$(echo "$work/ct/model-00002-of-"*)
+head -c 9000 "$cut" >"$work/cut" && cp "$work/cut" "$cut"
+expect 1 convert "$model" "$work/ct" --to compressed-tensors --shard-bytes 50000
+says "$err" "is there, but not of this job"
+
+# A full disk leaves no half-written file.
+status=0
+(ulimit -f 100 && trap '' XFSZ && exec "$command" convert "$model" "$work/full" --to compressed-tensors) \
+    >"$out" 2>"$err" || status=$?
+[ $status -eq 1 ] || die "a full disk: exit status $status, expected 1"
+[ -z "$(ls "$work/full")" ] || die "a full disk left $(ls "$work/full")"

@@ -1,0 +1,81 @@
+#!/bin/sh
+# quantize: unquantised checkpoints give back the codes they came from, in every layout; what is refused; what a second
+# run keeps.
+set -eu
+. "$(dirname "$0")/cli_lib.sh"
+model=$work/model
+
+make_small --layers 2 --seed 3 "$model"
+
+# same FILE OTHER: every tensor of both files is the same.
+same() {
+    "$helpers/same_tensors" "$1" "$2" >"$out" 2>"$err" || die "$1 and $2 differ:"
+}
+
+# A synthetic checkpoint unquantised and quantised again by its rule is itself, from every type.
+for dtype in BF16 F16 F32; do
+    dense=$work/dense_$dtype
+    mkdir "$dense"
+    "$helpers/dense_of" "$model" "$dense" stacked $dtype
+    cp "$model/config.json" "$dense"
+    expect 0 quantize "$dense" "$work/q_$dtype" --to gpt-oss --check --json
+    json layout=gpt-oss rule=even shards=1 total.relative_error=0.0 total.saturated_share=0.0 total.nan_blocks=0 tensors
+    same "$model/model.safetensors" "$work/q_$dtype/model.safetensors"
+done
+
+# mse is never worse than the others; all are close on weights off the grid; each is what the oracle says.
+mkdir "$work/apart"
+"$helpers/dense_of" "$model" "$work/apart" apart BF16
+cat >"$work/apart/config.json" <<'END'
+{"model_type": "qwen3_moe", "hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2,
+ "num_hidden_layers": 2, "hidden_act": "silu", "norm_topk_prob": true}
+END
+for rule in floor even ceil mse; do
+    expect 0 quantize "$work/apart" "$work/apart_$rule" --to compressed-tensors --rule $rule --check --json
+    json rule=$rule layout=compressed-tensors
+    expect 0 inspect "$work/apart_$rule" --json
+    json n_moe_layers=2
+    expect 0 run "$work/apart_$rule" --tokens 5 --check --json
+    json check.ok=true
+done
+
+# A table for people.
+expect 0 quantize "$work/apart" "$work/table" --to compressed-tensors
+for text in "layout compressed-tensors, rule even" "tensors of largest error" "saturated" "zero blocks"; do
+    says "$out" "$text"
+done
+
+# Refusals: what a layout cannot say, a folder that holds something, experts that are quantised already.
+expect 1 quantize "$work/apart" "$work/x" --to gpt-oss
+says "$err" 'model_type "qwen3_moe": the layout gpt-oss would lose its activation and router parameters'
+expect 1 quantize "$work/dense_BF16" "$work/x" --to deepseek-v4
+says "$err" "would lose"
+expect 1 quantize "$work/apart" "$work/table" --to compressed-tensors
+says "$err" "holds a checkpoint; --force replaces it"
+expect 0 quantize "$work/apart" "$work/table" --to compressed-tensors --rule mse --force
+expect 1 quantize "$model" "$work/x" --to gpt-oss
+says "$err" "no expert weights"
+[ ! -e "$work/x" ] || die "a refusal left $work/x"
+
+# Shards with an index; an unfinished job goes on where it stopped, and another job's shards are not touched.
+expect 0 quantize "$work/apart" "$work/shards" --to compressed-tensors --shard-bytes 40000 --json
+json shards_kept=0
+shards=$(ls "$work/shards" | grep -c '^model-')
+[ "$shards" -gt 3 ] || die "only $shards shards"
+expect 0 run "$work/shards" --tokens 3 --check
+rm "$work/shards/config.json" "$work/shards/model-00002-of-"*
+cp "$work/shards/model-00001-of-"* "$work/first"
+expect 1 quantize "$work/apart" "$work/shards" --to compressed-tensors --shard-bytes 40000 --rule mse
+says "$err" "not of this job"
+expect 0 quantize "$work/apart" "$work/shards" --to compressed-tensors --shard-bytes 40000 --json
+json shards=$shards shards_kept=$((shards - 1))
+cmp "$work/first" "$work/shards/model-00001-of-"*
+expect 0 run "$work/shards" --tokens 3 --check
+
+# A full disk: a message, no half-written file, and the job can go on.
+status=0
+(ulimit -f 60 && trap '' XFSZ && exec "$command" quantize "$work/apart" "$work/full" --to compressed-tensors) \
+    >"$out" 2>"$err" || status=$?
+[ $status -eq 1 ] || die "a full disk: exit status $status, expected 1"
+[ -z "$(ls "$work/full")" ] || die "a full disk left $(ls "$work/full")"
+expect 0 quantize "$work/apart" "$work/full" --to compressed-tensors
