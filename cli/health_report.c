@@ -120,7 +120,7 @@ json_t *health_layer_json(const struct layer_health *layer)
 {
     json_t *object = json_object(), *scales = json_object(), *wide = json_object();
     for (int byte = 0; byte < 256; ++byte) {
-        char key[8];
+        char key[12];
         snprintf(key, sizeof key, "%d", byte);
         if (layer->scales[byte]) json_put_integer(scales, key, layer->scales[byte]);
     }
