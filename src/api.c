@@ -160,7 +160,8 @@ moe4_status moe4_layer_describe(const moe4_layer *layer, moe4_layer_info *info)
                               .n_experts = layer->E,
                               .first_expert = layer->first_expert,
                               .n_local_experts = layer->L,
-                              .top_k = layer->router.top_k};
+                              .top_k = layer->router.top_k,
+                              .weight_bytes = layer_weight_bytes(layer)};
     layer->backend->describe_layer(layer, info);
     return MOE4_OK;
 }

@@ -219,6 +219,43 @@ moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *
     return MOE4_OK;
 }
 
+static moe4_status check_matrix(struct moe4_context *context, const moe4_matrix *matrix, int64_t K, int32_t l,
+                                const char *name)
+{
+    if (!matrix->codes || !matrix->scales)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.%s is NULL", l, name,
+                            matrix->codes ? "scales" : "codes");
+    if (matrix->codes_row_bytes && matrix->codes_row_bytes < K / 2)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.codes_row_bytes is %lld, expected at least %lld", l,
+                            name, (long long)matrix->codes_row_bytes, (long long)K / 2);
+    if (matrix->scales_row_bytes && matrix->scales_row_bytes < K / BLOCK_SIZE)
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.scales_row_bytes is %lld, expected at least %lld", l,
+                            name, (long long)matrix->scales_row_bytes, (long long)K / BLOCK_SIZE);
+    if (matrix->bias && !dtype_is_float(matrix->bias_dtype))
+        return context_fail(context, MOE4_EINVAL, "expert %d: %s.bias_dtype is %s, expected f32, f16 or bf16", l, name,
+                            dtype_name(matrix->bias_dtype));
+    return MOE4_OK;
+}
+
+moe4_status layer_read_expert(struct moe4_context *context, const struct moe4_layer *layer,
+                              const moe4_expert_source *source, int32_t l, moe4_expert *expert)
+{
+    *expert = (moe4_expert){0};
+    context->message[0] = '\0';
+    moe4_status status = source->read(source->user, l, expert);
+    if (status && !context->message[0]) context_fail(context, status, "expert %d: its source failed", l);
+    if (!status) status = check_matrix(context, &expert->gate_up, layer->H, l, "gate_up");
+    if (!status) status = check_matrix(context, &expert->down, layer->I, l, "down");
+    return status;
+}
+
+int64_t layer_weight_bytes(const struct moe4_layer *layer)
+{
+    const int64_t gate_up_rows = activation_has_gate(layer->activation) ? 2 * layer->I : layer->I;
+    const int64_t codes = gate_up_rows * layer->H + layer->H * layer->I;
+    return layer->L * (codes / 2 + codes / BLOCK_SIZE);
+}
+
 moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer *layer)
 {
     struct layer_part parts[MAX_PARTS];

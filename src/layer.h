@@ -40,6 +40,13 @@ struct moe4_layer {
 moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *config, struct moe4_layer **layer);
 void layer_destroy(struct moe4_layer *layer);
 
+/* Reads local expert l from its source, and refuses what is missing of it or too short. */
+moe4_status layer_read_expert(struct moe4_context *context, const struct moe4_layer *layer,
+                              const moe4_expert_source *source, int32_t l, moe4_expert *expert);
+
+/* Codes and scales of all local experts as a checkpoint has them. */
+int64_t layer_weight_bytes(const struct moe4_layer *layer);
+
 /* Memory for every array of a planned layer that has none yet. */
 moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer *layer);
 

@@ -1,9 +1,6 @@
 /* The CPU behind the seam. */
 #include "backend.h"
 
-#include <string.h>
-
-#include "base/checked.h"
 #include "cpu/forward.h"
 #include "cpu/isa.h"
 #include "cpu/pool.h"
@@ -65,20 +62,12 @@ static moe4_status cpu_supports(struct moe4_context *context, const moe4_query *
     return MOE4_OK;
 }
 
-static int64_t matrix_weight_bytes(int64_t rows, int64_t K)
-{
-    return rows * (K / 2 + K / BLOCK_SIZE);
-}
-
 static void cpu_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
 {
     const struct prepared *prepared = layer->prepared;
     const struct packed_matrix *gate_up = &prepared->gate_up, *down = &prepared->down;
-    int64_t gates = activation_has_gate(layer->activation) ? 2 : 1;
     info->kernel = prepared->kernel->name;
     info->order = prepared->kernel->order;
-    info->weight_bytes =
-        layer->L * (matrix_weight_bytes(gates * layer->I, layer->H) + matrix_weight_bytes(layer->H, layer->I));
     info->packed_bytes = layer->L * (gate_up->n_panels * gate_up->panel_bytes + down->n_panels * down->panel_bytes);
     info->n_exact_experts = prepared->n_exact;
 }

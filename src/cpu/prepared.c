@@ -7,7 +7,6 @@
 
 #include "backend.h"
 #include "base/checked.h"
-#include "base/dtype.h"
 #include "context.h"
 #include "cpu/pool.h"
 
@@ -108,35 +107,12 @@ static void pack_worker(void *argument, int32_t worker)
     }
 }
 
-static moe4_status check_matrix(struct moe4_context *context, const moe4_matrix *matrix, int64_t K, int32_t l,
-                                const char *name)
+static void pack_expert(struct moe4_context *context, struct prepared *prepared, int32_t l, const moe4_expert *expert)
 {
-    if (!matrix->codes || !matrix->scales)
-        return context_fail(context, MOE4_EINVAL, "expert %d: %s.%s is NULL", l, name,
-                            matrix->codes ? "scales" : "codes");
-    if (matrix->codes_row_bytes && matrix->codes_row_bytes < K / 2)
-        return context_fail(context, MOE4_EINVAL, "expert %d: %s.codes_row_bytes is %lld, expected at least %lld", l,
-                            name, (long long)matrix->codes_row_bytes, (long long)K / 2);
-    if (matrix->scales_row_bytes && matrix->scales_row_bytes < K / BLOCK_SIZE)
-        return context_fail(context, MOE4_EINVAL, "expert %d: %s.scales_row_bytes is %lld, expected at least %lld", l,
-                            name, (long long)matrix->scales_row_bytes, (long long)K / BLOCK_SIZE);
-    if (matrix->bias && !dtype_is_float(matrix->bias_dtype))
-        return context_fail(context, MOE4_EINVAL, "expert %d: %s.bias_dtype is %s, expected f32, f16 or bf16", l, name,
-                            dtype_name(matrix->bias_dtype));
-    return MOE4_OK;
-}
-
-static moe4_status pack_expert(struct moe4_context *context, struct prepared *prepared, int32_t l,
-                               const moe4_expert *expert)
-{
-    moe4_status status = check_matrix(context, &expert->gate_up, prepared->gate_up.K, l, "gate_up");
-    if (!status) status = check_matrix(context, &expert->down, prepared->down.K, l, "down");
-    if (status) return status;
     struct pack_job job = {.prepared = prepared, .expert = expert, .l = l};
     pool_run(context->pool, pack_worker, &job);
     prepared->is_exact[l] = (uint8_t)job.has_extreme_scale;
     prepared->n_exact += prepared->is_exact[l];
-    return MOE4_OK;
 }
 
 moe4_status prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
@@ -146,12 +122,10 @@ moe4_status prepared_fill(struct moe4_context *context, struct moe4_layer *layer
                       (size_t)(layer->L * prepared->gate_up.n_panels * prepared->gate_up.panel_bytes));
     advise_huge_pages(prepared->down.panels, (size_t)(layer->L * prepared->down.n_panels * prepared->down.panel_bytes));
     for (int32_t l = 0; l < layer->L; l++) {
-        moe4_expert expert = {0};
-        context->message[0] = '\0';
-        moe4_status status = source->read(source->user, l, &expert);
-        if (status && !context->message[0]) context_fail(context, status, "expert %d: its source failed", l);
-        if (!status) status = pack_expert(context, prepared, l, &expert);
+        moe4_expert expert;
+        moe4_status status = layer_read_expert(context, layer, source, l, &expert);
         if (status) return status;
+        pack_expert(context, prepared, l, &expert);
     }
     return MOE4_OK;
 }

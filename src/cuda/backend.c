@@ -60,19 +60,11 @@ static moe4_status cuda_check_parts(struct moe4_context *context, struct moe4_la
     return context_fail(context, MOE4_EUNSUPPORTED, "prepared layers cannot be saved or loaded on cuda");
 }
 
-static int64_t matrix_weight_bytes(int64_t rows, int64_t K)
-{
-    return rows * (K / 2 + K / BLOCK_SIZE);
-}
-
 static void cuda_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
 {
     const struct cuda_prepared *prepared = layer->prepared;
-    int64_t gates = activation_has_gate(layer->activation) ? 2 : 1;
     info->kernel = "gemm_sm90";
     info->order = "wgmma_k16";
-    info->weight_bytes =
-        layer->L * (matrix_weight_bytes(gates * layer->I, layer->H) + matrix_weight_bytes(layer->H, layer->I));
     info->packed_bytes = layer->L * (int64_t)(prepared->gate_up.expert_bytes + prepared->down.expert_bytes);
     info->n_exact_experts = prepared->n_exact;
 }
