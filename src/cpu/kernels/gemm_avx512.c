@@ -31,6 +31,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
     float wide[BLOCK_SIZE * TILE_TOKENS];
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
         if (first == 0) prefetch_block(panel);
+        if (n_tokens == 1) prefetch_block_near(panel);
         widen_block(x, n_tokens, wide);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
         const float *value = wide;

@@ -33,6 +33,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
     const __m512i table = decode_table();
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES) {
         if (first == 0) prefetch_block(panel);
+        if (n_tokens == 1) prefetch_block_near(panel);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
         __m512 block[4][TILE_TOKENS];
         for (int s = 0; s < n_sub; s++)
