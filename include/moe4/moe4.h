@@ -138,7 +138,7 @@ typedef enum moe4_topk_format {
 /* When the router's weight is applied. */
 typedef enum moe4_weight_use {
     MOE4_WEIGHT_ON_OUTPUT = 0,
-    MOE4_WEIGHT_ON_INPUT /* x' = bf16(x*weight), combined with weight 1; top_k == 1 and bf16 compute only */
+    MOE4_WEIGHT_ON_INPUT /* x' = bf16(x*weight), combined with weight 1; top_k == 1, x not quantised */
 } moe4_weight_use;
 
 /* ---- Context -------------------------------------------------------------------------------------------------- */
@@ -400,7 +400,7 @@ MOE4_API moe4_status moe4_forward_experts(moe4_context *context, const moe4_laye
  *   ids       int32, slots in descending order of selection
  *   weights   f32 holding bf16 values
  *   token_ids [T], HASH only
- * Allocates scratch memory of E doubles a thread from the context. */
+ * Allocates the routing's tables, and scratch memory of about 12 bytes an expert and thread, from the context. */
 MOE4_API moe4_status moe4_route(moe4_context *context, const moe4_routing *routing, int32_t n_experts, int64_t n_tokens,
                                 const moe4_logits *logits, const int32_t *token_ids, int32_t *ids, float *weights);
 
@@ -441,7 +441,7 @@ typedef struct moe4_parallel {
 /* What a caller means to do, asked before anything is loaded. */
 typedef struct moe4_query {
     size_t size;
-    const moe4_layer_config *config; /* its data pointers need not be set, only be NULL or not as they will be */
+    const moe4_layer_config *config; /* data pointers are only NULL or not as they will be; expert_map is read */
     moe4_compute compute;
     moe4_dtype x_dtype;              /* NONE = BF16 */
     moe4_dtype y_dtype;              /* NONE = BF16 */
@@ -479,7 +479,7 @@ MOE4_API moe4_status moe4_should_defer(moe4_context *context, const moe4_deferra
                                        int32_t *defer);
 
 /* MOE4_OK if creation and forward would accept it; else their status, with the first reason in
- * moe4_context_message.  Device, activation, formats, routing, expert range, shapes, in this order. */
+ * moe4_context_message.  Activation, expert range, routing, shapes, formats, device, parallel, in this order. */
 MOE4_API moe4_status moe4_supports(moe4_context *context, const moe4_query *query);
 
 #ifdef __cplusplus
