@@ -162,9 +162,11 @@ static int run_save(const struct run *run)
         moe4_dtype dtype = pass->intermediate_scale ? MOE4_DTYPE_F8_E4M3 : MOE4_DTYPE_BF16;
         outputs[n++] = (struct tensor_output){"intermediate", dtype, 2, {pass->n_rows, I}, pass->intermediate};
     }
-    if (run->stages && pass->intermediate_scale)
+    moe4_dtype scale_dtype;
+    int64_t n_scales = pass_scales(pass, &scale_dtype);
+    if (run->stages && n_scales)
         outputs[n++] = (struct tensor_output){
-            "intermediate_scale", MOE4_DTYPE_E8M0, 2, {pass->n_rows, I / 32}, pass->intermediate_scale};
+            "intermediate_scale", scale_dtype, 2, {pass->n_rows, n_scales}, pass->intermediate_scale};
     if (run->stages || run->deferred) {
         outputs[n++] = (struct tensor_output){"gemm2_rows", MOE4_DTYPE_BF16, 2, {pass->n_rows, O}, pass->gemm2_rows};
         outputs[n++] = (struct tensor_output){"row_map", MOE4_DTYPE_I32, 2, {T, A}, pass->row_map};

@@ -87,14 +87,26 @@ static int read_ids(moe4_context *context, const moe4_tensors *tensors, struct p
     return tensor_load_f32(context, tensors, &weights, shape, &pass->given_weights);
 }
 
-/* hidden_states: numbers that become bf16, or MXFP8 codes with their scales. */
+/* Scales of codes: a row of E8M0 a token in MXFP8 compute, one f32 in FP8 compute. */
+static int read_scales(moe4_context *context, const moe4_tensors *tensors, struct pass *pass)
+{
+    static const char name[] = "hidden_states_scale";
+    const struct tensor_want mxfp8 = {name, 2, {pass->n_tokens, pass->hidden_size / 32}, {MOE4_DTYPE_E8M0}};
+    const struct tensor_want fp8 = {name, 1, {pass->n_tokens, 0}, {MOE4_DTYPE_F32}};
+    struct tensor_data loaded;
+    int code = tensor_load(context, tensors, pass->compute == MOE4_COMPUTE_FP8 ? &fp8 : &mxfp8, &loaded);
+    pass->x_scale = loaded.data;
+    return code;
+}
+
+/* hidden_states: numbers that become bf16, or e4m3 codes with their scales. */
 static int read_hidden(moe4_context *context, const moe4_tensors *tensors, moe4_compute compute, struct pass *pass)
 {
-    static const char name[] = "hidden_states", scale_name[] = "hidden_states_scale";
+    static const char name[] = "hidden_states";
     const moe4_tensor *found = moe4_tensors_find(tensors, name);
     int is_quantised = found && dtype_find(found->dtype) == MOE4_DTYPE_F8_E4M3;
-    if (is_quantised && compute != MOE4_COMPUTE_MXFP8)
-        return fail("%s: tensor \"%s\" is F8_E4M3, which needs --activation-dtype mxfp8", found->file, name);
+    if (is_quantised && compute == MOE4_COMPUTE_BF16)
+        return fail("%s: tensor \"%s\" is F8_E4M3, which needs --activation-dtype mxfp8 or fp8", found->file, name);
     const struct tensor_want floats = {
         name, 2, {ANY_SIZE, pass->hidden_size}, {MOE4_DTYPE_BF16, MOE4_DTYPE_F16, MOE4_DTYPE_F32}};
     int64_t shape[2] = {0};
@@ -112,10 +124,7 @@ static int read_hidden(moe4_context *context, const moe4_tensors *tensors, moe4_
     pass->x = loaded.data;
     pass->x_dtype = MOE4_DTYPE_F8_E4M3;
     pass->n_tokens = loaded.shape[0];
-    const struct tensor_want scales = {scale_name, 2, {pass->n_tokens, pass->hidden_size / 32}, {MOE4_DTYPE_E8M0}};
-    code = tensor_load(context, tensors, &scales, &loaded);
-    pass->x_scale = loaded.data;
-    return code;
+    return read_scales(context, tensors, pass);
 }
 
 /* router_hidden_states, for a router that sees another width than the experts. */

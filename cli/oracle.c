@@ -30,16 +30,25 @@ struct expert_rows {
     uint16_t *rows;       /* [R, output_size], all experts' */
 };
 
+static void keep_fp8(const double *v, int64_t I, uint8_t *codes, float *scales)
+{
+    for (int64_t i = 0; i < I; i += 128)
+        ref_quantize_fp8(v + i, I - i < 128 ? I - i : 128, codes + i, scales + i / 128);
+}
+
 /* v' of rows first..end-1 as the pass keeps it: bf16, or codes and scales. */
 static void keep_intermediate(struct expert_rows *self, int64_t first, int64_t end)
 {
     struct pass *pass = self->pass;
-    int64_t I = pass->intermediate_size;
+    moe4_dtype dtype;
+    int64_t I = pass->intermediate_size, n_scales = pass_scales(pass, &dtype);
     for (int64_t i = first; i < end; ++i) {
         int64_t at = (self->first_row + i) * I;
         const double *v = self->intermediate + i * I;
         if (pass->compute == MOE4_COMPUTE_MXFP8)
-            ref_quantize_mxfp8(v, I, (uint8_t *)pass->intermediate + at, pass->intermediate_scale + at / 32);
+            ref_quantize_mxfp8(v, I, (uint8_t *)pass->intermediate + at, (uint8_t *)pass->intermediate_scale + at / 32);
+        else if (pass->compute == MOE4_COMPUTE_FP8)
+            keep_fp8(v, I, (uint8_t *)pass->intermediate + at, (float *)pass->intermediate_scale + at / I * n_scales);
         else
             for (int64_t j = 0; j < I; ++j) ((uint16_t *)pass->intermediate)[at + j] = ref_to_bf16(v[j]);
     }
@@ -57,7 +66,7 @@ static void expert_rows_run(void *user, int64_t first, int64_t end)
         ref_expert(self->config, self->expert, self->local, x, n, REF_MODE_BF16, v, z);
         keep_intermediate(self, first, end);
     }
-    if (!pass->intermediate || pass->compute == MOE4_COMPUTE_MXFP8)
+    if (!pass->intermediate || pass->compute != MOE4_COMPUTE_BF16)
         ref_expert(self->config, self->expert, self->local, x, n, oracle_mode(pass->compute), v, z);
     uint16_t *rows = self->rows + (self->first_row + first) * O;
     for (int64_t i = 0; i < n * O; ++i) rows[i] = ref_to_bf16(z[i]);

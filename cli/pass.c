@@ -8,7 +8,7 @@
 #include "message.h"
 #include "ref.h"
 
-enum { SCALE_BLOCK = 32 };
+enum { SCALE_BLOCK = 32, FP8_GROUP = 128 };
 
 struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, int64_t n_tokens, int32_t top_k)
 {
@@ -28,7 +28,41 @@ struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, in
 
 size_t pass_intermediate_bytes(const struct pass *pass)
 {
-    return pass->compute == MOE4_COMPUTE_MXFP8 ? 1 : 2;
+    return pass->compute == MOE4_COMPUTE_BF16 ? 2 : 1;
+}
+
+int64_t pass_scales(const struct pass *pass, moe4_dtype *dtype)
+{
+    static const moe4_dtype dtypes[] = {[MOE4_COMPUTE_BF16] = MOE4_DTYPE_NONE,
+                                        [MOE4_COMPUTE_MXFP8] = MOE4_DTYPE_E8M0,
+                                        [MOE4_COMPUTE_FP8] = MOE4_DTYPE_F32};
+    static const int64_t groups[] = {[MOE4_COMPUTE_MXFP8] = SCALE_BLOCK, [MOE4_COMPUTE_FP8] = FP8_GROUP};
+    *dtype = dtypes[pass->compute];
+    if (!*dtype) return 0;
+    return (pass->intermediate_size + groups[pass->compute] - 1) / groups[pass->compute];
+}
+
+size_t pass_scale_bytes(const struct pass *pass)
+{
+    moe4_dtype dtype;
+    int64_t n = pass_scales(pass, &dtype);
+    return (size_t)n * (dtype == MOE4_DTYPE_F32 ? sizeof(float) : 1);
+}
+
+void pass_widen_intermediate(const struct pass *pass, const void *intermediate, const void *scales, double *v)
+{
+    int64_t I = pass->intermediate_size;
+    switch (pass->compute) {
+    case MOE4_COMPUTE_MXFP8: ref_dequantize_mxfp8(intermediate, scales, I, v); break;
+    case MOE4_COMPUTE_FP8:
+        for (int64_t i = 0; i < I; i += FP8_GROUP)
+            ref_dequantize_fp8((const uint8_t *)intermediate + i,
+                               (float)ref_load(scales, MOE4_DTYPE_F32, i / FP8_GROUP),
+                               I - i < FP8_GROUP ? I - i : FP8_GROUP, v + i);
+        break;
+    default:
+        for (int64_t i = 0; i < I; ++i) v[i] = ref_load(intermediate, MOE4_DTYPE_BF16, i);
+    }
 }
 
 int pass_allocate(struct pass *pass, int wants)
@@ -41,8 +75,8 @@ int pass_allocate(struct pass *pass, int wants)
     if (!code && wants & PASS_STAGES) {
         int64_t I = pass->intermediate_size;
         code = allocate(&pass->intermediate, R * I, pass_intermediate_bytes(pass), "intermediates");
-        if (!code && pass->compute == MOE4_COMPUTE_MXFP8)
-            code = allocate(&pass->intermediate_scale, R * (I / SCALE_BLOCK), 1, "scales of intermediates");
+        if (!code && pass->compute != MOE4_COMPUTE_BF16)
+            code = allocate(&pass->intermediate_scale, R, pass_scale_bytes(pass), "scales of intermediates");
         if (!code) code = allocate(&pass->gemm2_rows, R * pass->output_size, sizeof *pass->gemm2_rows, "gemm2 rows");
         if (!code) code = allocate(&pass->row_map, R, sizeof *pass->row_map, "the row map");
     }
@@ -117,11 +151,15 @@ void pass_expert_input(const struct pass *pass, int64_t token, double *x)
 {
     int64_t H = pass->hidden_size;
     for (int64_t h = 0; h < H; ++h) x[h] = ref_load(pass->x, pass->x_dtype, token * H + h);
+    if (pass->compute == MOE4_COMPUTE_FP8 && pass->x_dtype == MOE4_DTYPE_F8_E4M3)
+        ref_dequantize_fp8((const uint8_t *)pass->x + token * H, ((const float *)pass->x_scale)[token], H, x);
+    else if (pass->compute == MOE4_COMPUTE_FP8)
+        ref_round_fp8(x, H);
     for (int64_t h = 0; h < H && pass->compute == MOE4_COMPUTE_MXFP8; h += SCALE_BLOCK) {
         uint8_t codes[SCALE_BLOCK], scale;
         if (pass->x_dtype == MOE4_DTYPE_F8_E4M3) {
             memcpy(codes, (const uint8_t *)pass->x + token * H + h, sizeof codes);
-            scale = pass->x_scale[(token * H + h) / SCALE_BLOCK];
+            scale = ((const uint8_t *)pass->x_scale)[(token * H + h) / SCALE_BLOCK];
         } else {
             ref_quantize_mxfp8(x + h, SCALE_BLOCK, codes, &scale);
         }

@@ -17,12 +17,12 @@ enum { PASS_STAGES = 1, PASS_REPLAY = 2 };
 struct pass {
     int64_t n_tokens, hidden_size, intermediate_size, output_size;
     int32_t n_experts, top_k;
-    moe4_compute compute; /* BF16 or MXFP8 */
+    moe4_compute compute;
     pass_routing routing;
 
     moe4_dtype x_dtype;
     void *x;              /* [T, H] BF16, or F8_E4M3 with */
-    uint8_t *x_scale;     /* [T, H/32] E8M0 */
+    void *x_scale;        /* MXFP8: [T, H/32] E8M0; FP8: [T] f32 */
     uint16_t *router_x;   /* [T, router_size] bf16, what the layer's own router sees; NULL = x */
     int64_t router_size;  /* columns of that */
     int32_t *token_ids;   /* [T], for hash routing; NULL = none */
@@ -30,14 +30,14 @@ struct pass {
     int32_t *given_ids;   /* [T, A] */
     float *given_weights; /* [T, A] */
 
-    uint16_t *y;                 /* [T, output_size] bf16 */
-    float *logits;               /* [T, E]; unused for PASS_IDS */
-    int32_t *ids;                /* [T, A] */
-    float *weights;              /* [T, A] */
-    void *intermediate;          /* [R, I] bf16, or e4m3 in MXFP8 compute with; PASS_STAGES, as those below */
-    uint8_t *intermediate_scale; /* [R, I/32] E8M0 */
-    uint16_t *gemm2_rows;        /* [R, output_size] bf16 */
-    int32_t *row_map;            /* [T, A] */
+    uint16_t *y;              /* [T, output_size] bf16 */
+    float *logits;            /* [T, E]; unused for PASS_IDS */
+    int32_t *ids;             /* [T, A] */
+    float *weights;           /* [T, A] */
+    void *intermediate;       /* [R, I] bf16, or e4m3 in MXFP8 and FP8 compute with; PASS_STAGES, as those below */
+    void *intermediate_scale; /* MXFP8: [R, I/32] E8M0; FP8: [R, ceil(I/128)] f32 */
+    uint16_t *gemm2_rows;     /* [R, output_size] bf16 */
+    int32_t *row_map;         /* [T, A] */
     int64_t n_rows;
     int16_t *replay; /* [T, A]; PASS_REPLAY */
 
@@ -70,6 +70,13 @@ void pass_expert_input(const struct pass *pass, int64_t token, double *x);
 
 /* Bytes of an element of the intermediate: 2 for bf16, 1 for e4m3. */
 size_t pass_intermediate_bytes(const struct pass *pass);
+
+/* What a row of the intermediate has in scales: how many, and their dtype; 0 and NONE in BF16 compute. */
+int64_t pass_scales(const struct pass *pass, moe4_dtype *dtype);
+size_t pass_scale_bytes(const struct pass *pass);
+
+/* A row of the intermediate as gemm2 sees it, from where it and its scales lie. */
+void pass_widen_intermediate(const struct pass *pass, const void *intermediate, const void *scales, double *v);
 
 /* load [E]: how many slots name each expert. */
 void pass_count_load(const struct pass *pass, int64_t *load);

@@ -32,9 +32,10 @@ struct sample {
     int64_t n_rows;
     double *x;             /* [n, H], as the experts see it */
     uint8_t *intermediate; /* [n, I] bf16, or codes */
-    uint8_t *scales;       /* [n, I/32], in MXFP8 compute */
-    double *widened;       /* the same as numbers */
-    uint16_t *gemm2_rows;  /* [n, output_size] */
+    uint8_t *scales;       /* [n, row_scales] bytes, in quantised compute */
+    int64_t row_scales;
+    double *widened;      /* the same as numbers */
+    uint16_t *gemm2_rows; /* [n, output_size] */
     ref_verdict gemm1, gemm2;
 };
 
@@ -98,16 +99,14 @@ static void row_gather(struct sample *sample, int64_t token, int64_t row)
     const struct pass *pass = sample->pass;
     int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size, n = sample->n_rows++;
     int64_t row_bytes = I * (int64_t)pass_intermediate_bytes(pass);
-    uint8_t *intermediate = sample->intermediate + n * row_bytes, *scales = sample->scales + n * (I / 32);
+    uint8_t *intermediate = sample->intermediate + n * row_bytes, *scales = sample->scales + n * sample->row_scales;
     pass_expert_input(pass, token, sample->x + n * H);
     memcpy(intermediate, (const uint8_t *)pass->intermediate + row * row_bytes, (size_t)row_bytes);
     memcpy(sample->gemm2_rows + n * O, pass->gemm2_rows + row * O, (size_t)O * sizeof *pass->gemm2_rows);
-    if (pass->compute == MOE4_COMPUTE_MXFP8) {
-        memcpy(scales, pass->intermediate_scale + row * (I / 32), (size_t)(I / 32));
-        ref_dequantize_mxfp8(intermediate, scales, I, sample->widened + n * I);
-    } else {
-        for (int64_t i = 0; i < I; ++i) sample->widened[n * I + i] = ref_load(intermediate, MOE4_DTYPE_BF16, i);
-    }
+    if (sample->row_scales)
+        memcpy(scales, (const uint8_t *)pass->intermediate_scale + row * sample->row_scales,
+               (size_t)sample->row_scales);
+    pass_widen_intermediate(pass, intermediate, scales, sample->widened + n * I);
 }
 
 /* All sampled rows of the local expert at hand. */
@@ -126,6 +125,10 @@ static void gemm1_check(struct sample *self)
     if (self->pass->compute == MOE4_COMPUTE_MXFP8)
         ref_check_intermediate_mxfp8(self->config, self->expert, self->local, self->x, self->intermediate, self->scales,
                                      self->n_rows, &self->arithmetic, &self->gemm1);
+    else if (self->pass->compute == MOE4_COMPUTE_FP8)
+        ref_check_intermediate_fp8(self->config, self->expert, self->local, self->x, self->intermediate,
+                                   (const float *)(const void *)self->scales, self->n_rows, &self->arithmetic,
+                                   &self->gemm1);
     else
         ref_check_intermediate(self->config, self->expert, self->local, self->x,
                                (const uint16_t *)(const void *)self->intermediate, self->n_rows, &self->arithmetic,
@@ -147,9 +150,10 @@ static int sample_allocate(struct sample *sample)
     const struct pass *pass = sample->pass;
     int64_t n = sample->n_tokens * pass->top_k; /* an expert can be in every slot */
     int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size;
+    sample->row_scales = (int64_t)pass_scale_bytes(pass);
     int code = allocate(&sample->x, n * H, sizeof *sample->x, "sampled inputs");
     if (!code) code = allocate(&sample->intermediate, n * I, pass_intermediate_bytes(pass), "sampled intermediates");
-    if (!code) code = allocate(&sample->scales, n * (I / 32), 1, "sampled scales");
+    if (!code) code = allocate(&sample->scales, n * sample->row_scales, 1, "sampled scales");
     if (!code) code = allocate(&sample->widened, n * I, sizeof *sample->widened, "sampled intermediates");
     if (!code) code = allocate(&sample->gemm2_rows, n * O, sizeof *sample->gemm2_rows, "sampled rows");
     return code;
@@ -221,7 +225,8 @@ static int sample_pass(const struct sample *sample, struct pass *part)
     part->compute = pass->compute;
     part->x_dtype = pass->x_dtype;
     int code = rows_take(sample, pass->x, H * (pass->x_dtype == MOE4_DTYPE_F8_E4M3 ? 1 : 2), &part->x);
-    if (!code && pass->x_scale) code = rows_take(sample, pass->x_scale, H / 32, &part->x_scale);
+    const int64_t x_scale_bytes = pass->compute == MOE4_COMPUTE_FP8 ? (int64_t)sizeof(float) : H / 32;
+    if (!code && pass->x_scale) code = rows_take(sample, pass->x_scale, x_scale_bytes, &part->x_scale);
     if (!code) code = rows_take(sample, pass->ids, A * (int64_t)sizeof *pass->ids, &part->given_ids);
     if (!code) code = rows_take(sample, pass->weights, A * (int64_t)sizeof *pass->weights, &part->given_weights);
     if (!code) code = pass_allocate(part, 0);

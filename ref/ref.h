@@ -43,6 +43,7 @@ void ref_quantize_mxfp4(const double *x, int64_t n, moe4_scale_rule rule, uint8_
 
 void ref_dequantize_mxfp8(const uint8_t *codes, const uint8_t *scales, int64_t n, double *x);
 void ref_dequantize_fp8(const uint8_t *codes, float scale, int64_t n, double *x);
+void ref_round_fp8(double *x, int64_t n); /* x through both */
 
 /* Element (row, k) of an MXFP4 matrix of reduction length K.  6 * 2^127 and its like are infinite, as in f32. */
 double ref_weight(const moe4_matrix *matrix, int64_t K, int64_t row, int64_t k);

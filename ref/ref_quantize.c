@@ -127,6 +127,12 @@ void ref_dequantize_fp8(const uint8_t *codes, float scale, int64_t n, double *x)
     for (int64_t i = 0; i < n; i++) x[i] = ref_e4m3(codes[i]) * scale;
 }
 
+void ref_round_fp8(double *x, int64_t n)
+{
+    const float scale = ref_fp8_scale(largest_magnitude(x, n));
+    for (int64_t i = 0; i < n; i++) x[i] = (isnan(scale) ? 0 : ref_e4m3(ref_fp8_code(x[i], scale))) * scale;
+}
+
 static void requantize_group(ref_mode mode, double *x, int64_t n)
 {
     uint8_t codes[REF_FP8_GROUP], scales[REF_FP8_GROUP / REF_MX_BLOCK];

@@ -218,7 +218,8 @@ static moe4_status check_batch(moe4_context *context, const moe4_layer *layer, m
     if (is_quantised != (batch->x_scale != NULL))
         return context_fail(context, MOE4_EINVAL, "x_scale is %s, but x is %s", is_quantised ? "NULL" : "given",
                             is_quantised ? "f8_e4m3, which needs it" : "not quantised");
-    if (is_quantised) TRY(resolve_stride(context, "ldx_scale", layer->H / BLOCK_SIZE, &batch->ldx_scale));
+    const int64_t n_scales = batch->compute == MOE4_COMPUTE_FP8 ? 1 : layer->H / BLOCK_SIZE;
+    if (is_quantised) TRY(resolve_stride(context, "ldx_scale", n_scales, &batch->ldx_scale));
     if (batch->stream && context->backend == &backend_cpu)
         return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
     return MOE4_OK;

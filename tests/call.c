@@ -20,8 +20,10 @@ static struct random token_random(const struct call_plan *plan, int64_t t, uint6
     return random;
 }
 
+/* Exact numbers are small integers; fp8's scale is a power of two when the largest of a row is 7 times one. */
 static double x_value(struct random *random, const struct call_plan *plan, int64_t h)
 {
+    if (plan->data == WEIGHTS_EXACT && plan->compute == MOE4_COMPUTE_FP8 && h == 0) return 3.5;
     if (plan->data == WEIGHTS_EXACT) return (double)random_below(random, 5) - 2;
     return random_normal(random) * (h % 100 == 17 ? 20 : 1);
 }
@@ -34,19 +36,23 @@ static size_t matrix_bytes(int64_t n_rows, int64_t columns, int64_t ld, size_t e
 
 static void create_quantised_x(struct buffers *buffers, struct call *call)
 {
-    const int64_t H = call->config->hidden_size, n_blocks = H / 32, gap = call->plan.gap;
+    const int is_fp8 = call->plan.compute == MOE4_COMPUTE_FP8;
+    const int64_t H = call->config->hidden_size, n_scales = is_fp8 ? 1 : H / 32, gap = call->plan.gap;
     uint8_t *codes = buffers_allocate(buffers, matrix_bytes(call->T, H, H + gap, 1));
-    uint8_t *scales = buffers_allocate(buffers, matrix_bytes(call->T, n_blocks, n_blocks + gap, 1));
+    void *scales = buffers_allocate(buffers, matrix_bytes(call->T, n_scales, n_scales + gap, is_fp8 ? 4 : 1));
     double *row = buffers_allocate(buffers, (size_t)H * sizeof *row);
     for (int64_t t = 0; t < call->T; t++) {
         struct random random = token_random(&call->plan, t, 1);
         for (int64_t h = 0; h < H; h++) row[h] = ref_round_bf16(x_value(&random, &call->plan, h));
-        ref_quantize_mxfp8(row, H, codes + t * (H + gap), scales + t * (n_blocks + gap));
+        if (is_fp8)
+            ref_quantize_fp8(row, H, codes + t * (H + gap), (float *)scales + t * (1 + gap));
+        else
+            ref_quantize_mxfp8(row, H, codes + t * (H + gap), (uint8_t *)scales + t * (n_scales + gap));
     }
     call->batch.x = codes;
     call->batch.x_scale = scales;
     call->batch.ldx = gap ? H + gap : 0;
-    call->batch.ldx_scale = gap ? n_blocks + gap : 0;
+    call->batch.ldx_scale = gap ? n_scales + gap : 0;
 }
 
 static void *create_rows(struct buffers *buffers, const struct call *call, int64_t columns, moe4_dtype dtype,
@@ -179,6 +185,11 @@ int64_t intermediate_bytes(moe4_compute compute)
     return compute == MOE4_COMPUTE_BF16 ? 2 : 1;
 }
 
+size_t intermediate_scale_bytes(moe4_compute compute, int64_t I)
+{
+    return compute == MOE4_COMPUTE_FP8 ? (size_t)((I + 127) / 128) * sizeof(float) : (size_t)I / 32;
+}
+
 int64_t output_columns(const moe4_layer_config *config)
 {
     return config->output_size ? config->output_size : config->hidden_size;
@@ -211,8 +222,9 @@ static void create_outputs(struct buffers *buffers, struct call *call)
     result->ids = buffers_allocate(buffers, (size_t)R * sizeof *result->ids);
     result->weights = buffers_allocate(buffers, (size_t)R * sizeof *result->weights);
     result->intermediate = buffers_allocate(buffers, (size_t)(R * I * intermediate_bytes(call->plan.compute)));
-    if (call->plan.compute == MOE4_COMPUTE_MXFP8)
-        result->intermediate_scale = buffers_allocate(buffers, (size_t)(R * I / 32));
+    if (call->plan.compute != MOE4_COMPUTE_BF16)
+        result->intermediate_scale =
+            buffers_allocate(buffers, (size_t)R * intermediate_scale_bytes(call->plan.compute, I));
     result->gemm2_rows = buffers_allocate(buffers, (size_t)(R * output_columns(config)) * sizeof *result->gemm2_rows);
     result->row_map = buffers_allocate(buffers, (size_t)R * sizeof *result->row_map);
     result->n_rows = buffers_allocate(buffers, sizeof *result->n_rows);
@@ -290,9 +302,10 @@ static void compare_slot(const struct call *first, int64_t p, const struct call 
     const size_t bytes = (size_t)(I * intermediate_bytes(first->plan.compute));
     compare_bytes("intermediate", t, (char *)first->result.intermediate + (size_t)row * bytes,
                   (char *)second->result.intermediate + (size_t)other * bytes, bytes);
+    const size_t scale_bytes = intermediate_scale_bytes(first->plan.compute, I);
     if (first->result.intermediate_scale)
-        compare_bytes("intermediate scale", t, (char *)first->result.intermediate_scale + row * I / 32,
-                      (char *)second->result.intermediate_scale + other * I / 32, (size_t)I / 32);
+        compare_bytes("intermediate scale", t, (char *)first->result.intermediate_scale + (size_t)row * scale_bytes,
+                      (char *)second->result.intermediate_scale + (size_t)other * scale_bytes, scale_bytes);
     compare_bytes("gemm2 row", t, first->result.gemm2_rows + row * width, second->result.gemm2_rows + other * width,
                   (size_t)width * 2);
 }

@@ -31,7 +31,7 @@ struct call_plan {
     enum route_source routing;
     enum id_pattern ids;
     moe4_compute compute;
-    moe4_dtype x_dtype; /* NONE = BF16; F8_E4M3 in mxfp8 compute */
+    moe4_dtype x_dtype; /* NONE = BF16; F8_E4M3 in mxfp8 and fp8 compute */
     moe4_dtype y_dtype; /* NONE = BF16 */
     moe4_write write;
     moe4_weight_use weight_use;
@@ -88,5 +88,8 @@ int64_t output_columns(const moe4_layer_config *config);
 
 /* Bytes of an element of the intermediate output. */
 int64_t intermediate_bytes(moe4_compute compute);
+
+/* Bytes of the scales of a row of it, in quantised modes. */
+size_t intermediate_scale_bytes(moe4_compute compute, int64_t I);
 
 #endif

@@ -119,26 +119,41 @@ static void check_map(const struct call *call, const struct routed *routed)
 
 /* ---- Experts ---- */
 
+/* A row of the intermediate in fp8 compute: 128 columns share a scale. */
+static void dequantize_fp8(const uint8_t *codes, const float *scales, int64_t n, double *v)
+{
+    for (int64_t i = 0; i < n; i += 128)
+        ref_dequantize_fp8(codes + i, scales[i / 128], n - i < 128 ? n - i : 128, v + i);
+}
+
+/* What mxfp8 compute makes of bf16 values, in place. */
+static void round_mxfp8(double *x, int64_t H)
+{
+    uint8_t codes[32], scale;
+    for (int64_t h = 0; h < H; h += 32) {
+        ref_quantize_mxfp8(x + h, 32, codes, &scale);
+        ref_dequantize_mxfp8(codes, &scale, 32, x + h);
+    }
+}
+
 /* x of a routed slot as its expert sees it. */
 static void expert_input(const struct call *call, int64_t slot, double *x)
 {
     const moe4_batch *batch = &call->batch;
     const int64_t H = call->config->hidden_size, t = slot / call->A;
-    const int64_t ldx = batch->ldx ? batch->ldx : H, ld_scale = batch->ldx_scale ? batch->ldx_scale : H / 32;
-    uint8_t *codes = calloc((size_t)H, 1), *scales = calloc((size_t)H / 32, 1);
-    if (batch->x_dtype == MOE4_DTYPE_F8_E4M3) {
+    const int64_t ldx = batch->ldx ? batch->ldx : H, is_fp8 = batch->compute == MOE4_COMPUTE_FP8;
+    const int64_t ld_scale = batch->ldx_scale ? batch->ldx_scale : is_fp8 ? 1 : H / 32;
+    if (batch->x_dtype == MOE4_DTYPE_F8_E4M3 && is_fp8) {
+        ref_dequantize_fp8((const uint8_t *)batch->x + t * ldx, ((const float *)batch->x_scale)[t * ld_scale], H, x);
+    } else if (batch->x_dtype == MOE4_DTYPE_F8_E4M3) {
         ref_dequantize_mxfp8((const uint8_t *)batch->x + t * ldx, (const uint8_t *)batch->x_scale + t * ld_scale, H, x);
     } else {
         for (int64_t h = 0; h < H; h++) x[h] = ref_round_bf16(ref_load(batch->x, batch->x_dtype, t * ldx + h));
         if (!call->is_routed && call->topk.weight_use == MOE4_WEIGHT_ON_INPUT)
             for (int64_t h = 0; h < H; h++) x[h] = ref_weighted_input(x[h], given_weight(call, slot));
-        if (batch->compute == MOE4_COMPUTE_MXFP8) {
-            ref_quantize_mxfp8(x, H, codes, scales);
-            ref_dequantize_mxfp8(codes, scales, H, x);
-        }
+        if (batch->compute == MOE4_COMPUTE_MXFP8) round_mxfp8(x, H);
+        if (is_fp8) ref_round_fp8(x, H);
     }
-    free(scales);
-    free(codes);
 }
 
 /* n rows of the intermediate output as gemm2 sees them. */
@@ -149,6 +164,10 @@ static void intermediate_values(const struct call *call, int64_t first, int64_t 
     if (call->plan.compute == MOE4_COMPUTE_MXFP8)
         ref_dequantize_mxfp8((const uint8_t *)result->intermediate + first * I,
                              (const uint8_t *)result->intermediate_scale + first * I / 32, n * I, v);
+    else if (call->plan.compute == MOE4_COMPUTE_FP8)
+        for (int64_t row = first; row < first + n; row++, v += I)
+            dequantize_fp8((const uint8_t *)result->intermediate + row * I,
+                           (const float *)result->intermediate_scale + row * ((I + 127) / 128), I, v);
     else
         for (int64_t i = 0; i < n * I; i++) v[i] = ref_bf16(((const uint16_t *)result->intermediate)[first * I + i]);
 }
@@ -168,6 +187,10 @@ static void check_rows(const struct call *call, const moe4_expert *expert, const
         ref_check_intermediate_mxfp8(config, expert, l, x, (const uint8_t *)result->intermediate + first * I,
                                      (const uint8_t *)result->intermediate_scale + first * I / 32, n, arithmetic,
                                      &verdict);
+    else if (call->plan.compute == MOE4_COMPUTE_FP8)
+        ref_check_intermediate_fp8(config, expert, l, x, (const uint8_t *)result->intermediate + first * I,
+                                   (const float *)result->intermediate_scale + first * ((I + 127) / 128), n, arithmetic,
+                                   &verdict);
     else
         ref_check_intermediate(config, expert, l, x, (const uint16_t *)result->intermediate + first * I, n, arithmetic,
                                &verdict);
@@ -261,7 +284,9 @@ static void check_untouched(const struct call *call, const struct routed *routed
 
 void call_check_from(const struct call *call, const moe4_expert_source *source, moe4_isa isa, int64_t max_rows)
 {
-    const ref_arithmetic arithmetic = ref_arithmetic_of(isa), router = REF_ARITHMETIC_FP32;
+    const ref_arithmetic router = REF_ARITHMETIC_FP32;
+    ref_arithmetic arithmetic = ref_arithmetic_of(isa);
+    if (call->plan.compute == MOE4_COMPUTE_FP8) arithmetic.segments += (call->config->intermediate_size + 127) / 128;
     struct routed routed = routed_rows(call);
     if (call->is_routed) {
         check_logits(call, &router);
@@ -290,6 +315,9 @@ void call_check(const struct call *call, const moe4_expert *experts, moe4_isa is
 
 /* ---- Exact mode ---- */
 
+static const ref_mode modes[] = {
+    [MOE4_COMPUTE_BF16] = REF_MODE_BF16, [MOE4_COMPUTE_MXFP8] = REF_MODE_MXFP8, [MOE4_COMPUTE_FP8] = REF_MODE_FP8};
+
 static void check_exact_row(const struct call *call, const moe4_expert *experts, const struct routed *routed,
                             int64_t row)
 {
@@ -299,8 +327,7 @@ static void check_exact_row(const struct call *call, const moe4_expert *experts,
     double *x = calloc((size_t)H, sizeof *x), *v = calloc((size_t)I, sizeof *v), *z = calloc((size_t)width, sizeof *z);
     double *got = calloc((size_t)I, sizeof *got);
     expert_input(call, routed->slot[row], x);
-    ref_expert(config, &experts[l], l, x, 1, call->plan.compute == MOE4_COMPUTE_MXFP8 ? REF_MODE_MXFP8 : REF_MODE_BF16,
-               v, z);
+    ref_expert(config, &experts[l], l, x, 1, modes[call->plan.compute], v, z);
     intermediate_values(call, row, 1, got);
     for (int64_t i = 0; i < I; i++)
         if (got[i] != v[i])

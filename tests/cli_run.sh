@@ -52,10 +52,14 @@ expect 0 run "$model" --layer 1 --tokens 9 --seed 3 --output "$part" --repeat 1
 expect 0 run "$model" --isa c --tokens 9 --check --json --repeat 1
 json isa=c check.ok=true
 
-# MXFP8 activations.
-expect 0 run "$model" --activation-dtype mxfp8 --tokens 9 --check --json --stages --output "$part" --repeat 1
-json activation_dtype=mxfp8 check.ok=true
-grep -aq '"intermediate_scale"' "$part" || die "no scales of the intermediate"
+# MXFP8 and fp8 activations.
+for dtype in mxfp8 fp8; do
+    expect 0 run "$model" --activation-dtype $dtype --tokens 9 --check --json --stages --output "$part" --repeat 1
+    json activation_dtype=$dtype check.ok=true
+    grep -aq '"intermediate_scale"' "$part" || die "no scales of the intermediate"
+    expect 0 run "$model" --activation-dtype $dtype --tokens 9 --backend ref --stages --output "$work/oracle"
+    match rounded "$part" output "$work/oracle" output
+done
 
 # A tuning and a prepared layer change nothing; each is made once, and refused where it does not belong.
 expect 0 tune "$model" --output "$work/tuning.json" --max-tokens 12 --ms 1 --json
@@ -86,5 +90,7 @@ expect 0 check "$model" --json --tokens 1,9
 json stage kernel isa order tokens ok=true
 for stage in router routing intermediate gemm2 output layer; do says "$out" "\"stage\":\"$stage\""; done
 says "$out" '"kernel":"gemm_c"'
-expect 0 check "$model" --tokens 3 --activation-dtype mxfp8
-says "$out" gemm_c
+for dtype in mxfp8 fp8; do
+    expect 0 check "$model" --tokens 3 --activation-dtype $dtype
+    says "$out" gemm_c
+done

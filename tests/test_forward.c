@@ -61,7 +61,7 @@ static int32_t n_values[N_FACTORS] = {
     [F_ROUTING] = N_ROUTE_SOURCES,
     [F_METHOD] = MOE4_ROUTING_HASH - MOE4_ROUTING_DEFAULT + 1,
     [F_IDS] = 4,
-    [F_COMPUTE] = 2,
+    [F_COMPUTE] = 3,
     [F_X_DTYPE] = 4,
     [F_Y_DTYPE] = 3,
     [F_WRITE] = 2,
@@ -172,7 +172,7 @@ static void choose_call(struct test_case *c, const int32_t *v)
     static const int64_t gaps[] = {0, 1, 24};
     call->routing = (enum route_source)v[F_ROUTING];
     call->ids = (enum id_pattern)v[F_IDS];
-    call->compute = v[F_COMPUTE] ? MOE4_COMPUTE_MXFP8 : MOE4_COMPUTE_BF16;
+    call->compute = (moe4_compute)v[F_COMPUTE];
     call->x_dtype = dtypes[v[F_X_DTYPE]];
     call->y_dtype = dtypes[v[F_Y_DTYPE]];
     call->write = v[F_WRITE] ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE;

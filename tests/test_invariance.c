@@ -43,7 +43,7 @@ static struct call all_tokens(struct fixture *f)
 }
 
 /* The forms of call that stages tell apart. */
-enum form { FORM_IDS, FORM_LOGITS, FORM_LOGITS_MXFP8, FORM_WEIGHT_ON_INPUT, N_FORMS };
+enum form { FORM_IDS, FORM_LOGITS, FORM_LOGITS_MXFP8, FORM_LOGITS_FP8, FORM_WEIGHT_ON_INPUT, N_FORMS };
 
 static struct fixture *fixture_create(moe4_isa isa, enum form form)
 {
@@ -54,14 +54,16 @@ static struct fixture *fixture_create(moe4_isa isa, enum form form)
     f->experts = weights_create(&f->buffers, &f->config, &weights);
     f->context = context_open(isa, 1);
     f->layer = layer_open(f->context, &f->config, f->experts);
-    f->plan = (struct call_plan){
-        .n_tokens = T,
-        .top_k = form == FORM_WEIGHT_ON_INPUT ? 1 : A,
-        .routing = form == FORM_LOGITS || form == FORM_LOGITS_MXFP8 ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
-        .ids = IDS_WILD,
-        .compute = form == FORM_LOGITS_MXFP8 ? MOE4_COMPUTE_MXFP8 : MOE4_COMPUTE_BF16,
-        .weight_use = form == FORM_WEIGHT_ON_INPUT ? MOE4_WEIGHT_ON_INPUT : MOE4_WEIGHT_ON_OUTPUT,
-        .seed = 12};
+    f->plan =
+        (struct call_plan){.n_tokens = T,
+                           .top_k = form == FORM_WEIGHT_ON_INPUT ? 1 : A,
+                           .routing = form >= FORM_LOGITS && form <= FORM_LOGITS_FP8 ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
+                           .ids = IDS_WILD,
+                           .compute = form == FORM_LOGITS_MXFP8 ? MOE4_COMPUTE_MXFP8
+                                      : form == FORM_LOGITS_FP8 ? MOE4_COMPUTE_FP8
+                                                                : MOE4_COMPUTE_BF16,
+                           .weight_use = form == FORM_WEIGHT_ON_INPUT ? MOE4_WEIGHT_ON_INPUT : MOE4_WEIGHT_ON_OUTPUT,
+                           .seed = 12};
     f->expected = all_tokens(f);
     call_must_run(&f->buffers, f->context, f->layer, &f->expected);
     return f;

@@ -262,6 +262,42 @@ static void mxfp8_makes_nan_of_what_is_not_finite(void **state)
     }
 }
 
+/* The same in fp8 compute, where the caller's scale too may be no number, and infinite is none. */
+static void fp8_makes_nan_of_what_is_not_finite(void **state)
+{
+    (void)state;
+    enum { T = 5, H = 160, GROUPS = 2 };
+    static const float given[T] = {1, NAN, INFINITY, 0, -0.5f};
+    for (int32_t level = 0; level < n_levels; level++)
+        for (int is_given = 0; is_given < 2; is_given++) {
+            uint16_t x[T * H];
+            float y[T * H], scales[T * GROUPS];
+            uint8_t x_codes[T * H], codes[T * H];
+            for (int i = 0; i < T * H; i++) x[i] = ref_to_bf16(i % 8), x_codes[i] = (uint8_t)ref_to_e4m3(i % 8);
+            x[1 * H + 140] = ref_to_bf16(NAN);
+            x[2 * H + 3] = ref_to_bf16(-INFINITY);
+            moe4_context *context = context_open(levels[level], 1);
+            moe4_layer *layer = identity_layer(context, H, 1);
+            moe4_batch batch = mxfp8_batch(T, is_given ? (void *)x_codes : (void *)x);
+            moe4_result result = MOE4_RESULT_INIT;
+            batch.compute = MOE4_COMPUTE_FP8;
+            batch.x_dtype = is_given ? MOE4_DTYPE_F8_E4M3 : MOE4_DTYPE_BF16;
+            batch.x_scale = is_given ? given : NULL;
+            result.y = y;
+            result.y_dtype = MOE4_DTYPE_F32;
+            result.intermediate = codes;
+            result.intermediate_scale = scales;
+            identity_pass(context, layer, &batch, &result);
+            for (int i = 0; i < T * H; i++) /* 7/448 = 2^-6: what is finite is exact */
+                if (i / H == 1 || i / H == 2)
+                    assert_true(isnan(y[i]) && isnan(scales[i / H * GROUPS + i % H / 128]) && codes[i] == 0);
+                else
+                    assert_float_equal(y[i], is_given ? (float)(i % 8) * given[i / H] : (float)(i % 8), 0);
+            moe4_layer_destroy(layer);
+            moe4_context_destroy(context);
+        }
+}
+
 /* 1.0625 + 2^-12 lies above the tie between 1 and 1.125; as bf16 it is the tie, and goes to the even code. */
 static void the_intermediate_is_bf16_before_it_is_mxfp8(void **state)
 {
@@ -389,6 +425,7 @@ int main(void)
         cmocka_unit_test(ranks_combine_to_the_same_bits),
         cmocka_unit_test(a_limit_of_infinity_is_no_limit),
         cmocka_unit_test(mxfp8_makes_nan_of_what_is_not_finite),
+        cmocka_unit_test(fp8_makes_nan_of_what_is_not_finite),
         cmocka_unit_test(the_intermediate_is_bf16_before_it_is_mxfp8),
         cmocka_unit_test(weights_on_the_input_come_before_quantisation),
         cmocka_unit_test(mxfp8_input_beyond_bf16_is_rounded_to_it),

@@ -89,7 +89,6 @@ static void test_batch_and_result(void **state)
             {{SET(batch.n_tokens, (int64_t)1 << 40)}, MOE4_EINVAL, {"n_tokens is 1099511627776", "2147483647"}},
             {{SET(batch.n_tokens_device, (uintptr_t)&six)}, MOE4_EINVAL, {"*n_tokens_device is 6", "5"}},
             {{SET(batch.n_tokens_device, (uintptr_t)&minus_one)}, MOE4_EINVAL, {"*n_tokens_device is -1", "5"}},
-            {{SET(batch.compute, MOE4_COMPUTE_FP8)}, MOE4_EUNSUPPORTED, {"fp8"}},
             {{SET(batch.compute, 33)}, MOE4_EINVAL, {"compute is 33"}},
             {{SET(batch.x, 0)}, MOE4_EINVAL, {"x is NULL"}},
             {{SET(batch.x_dtype, MOE4_DTYPE_F8_E4M3)}, MOE4_EINVAL, {"x_dtype is f8_e4m3"}},
@@ -162,16 +161,22 @@ static void test_quantised_x(void **state)
     (void)state;
     struct buffers buffers = {BUFFERS_PLAIN, NULL};
     struct call call = valid_call(&buffers, &plain, ROUTE_LOGITS_F32, MOE4_COMPUTE_MXFP8, MOE4_DTYPE_F8_E4M3);
+    struct call fp8 = valid_call(&buffers, &plain, ROUTE_LOGITS_F32, MOE4_COMPUTE_FP8, MOE4_DTYPE_F8_E4M3);
     struct call own = valid_call(&buffers, &plain, ROUTE_OWN_ROUTER, MOE4_COMPUTE_MXFP8, MOE4_DTYPE_F8_E4M3);
     const struct refusal rows[] = {
         {{SET(batch.x_scale, 0)}, MOE4_EINVAL, {"x_scale is NULL", "f8_e4m3"}},
         {{SET(batch.ldx_scale, 1)}, MOE4_EINVAL, {"ldx_scale is 1", "at least 2"}},
         {{SET(batch.compute, MOE4_COMPUTE_BF16)}, MOE4_EINVAL, {"x_dtype is f8_e4m3"}},
     };
+    const struct refusal fp8_rows[] = {
+        {{SET(batch.x_scale, 0)}, MOE4_EINVAL, {"x_scale is NULL", "f8_e4m3"}},
+        {{SET(batch.ldx_scale, -1)}, MOE4_EINVAL, {"ldx_scale is -1", "at least 1"}},
+    };
     const struct refusal own_rows[] = {
         {{SET(batch.router_x, 0)}, MOE4_EUNSUPPORTED, {"router", "x is f8_e4m3"}},
     };
     check_rows(plain_layer, &call, rows, sizeof rows / sizeof *rows);
+    check_rows(plain_layer, &fp8, fp8_rows, sizeof fp8_rows / sizeof *fp8_rows);
     check_rows(plain_layer, &own, own_rows, 1);
     buffers_release(&buffers);
 }
@@ -317,7 +322,6 @@ static void test_workspace_query(void **state)
     assert_int_equal(moe4_workspace_bytes(context, plain_layer, MOE4_COMPUTE_BF16, T, -1, &bytes), MOE4_EINVAL);
     assert_int_equal(moe4_workspace_bytes(context, plain_layer, MOE4_COMPUTE_BF16, T, E + 1, &bytes), MOE4_EINVAL);
     assert_non_null(strstr(moe4_context_message(context), "top_k is 9, expected 1 to 8"));
-    assert_int_equal(moe4_workspace_bytes(context, plain_layer, MOE4_COMPUTE_FP8, T, 1, &bytes), MOE4_EUNSUPPORTED);
     assert_int_equal(moe4_workspace_bytes(context, plain_layer, MOE4_COMPUTE_BF16, (int64_t)INT32_MAX + 1, 1, &bytes),
                      MOE4_EINVAL);
     assert_int_equal(bytes, 0);

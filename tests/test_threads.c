@@ -74,7 +74,7 @@ static void test_shared_layer(void **state)
         struct call_plan plan = {.n_tokens = T,
                                  .top_k = 2,
                                  .routing = sources[i % 3],
-                                 .compute = i < 3 ? MOE4_COMPUTE_BF16 : MOE4_COMPUTE_MXFP8,
+                                 .compute = (moe4_compute)(i / 2 % 3),
                                  .seed = (uint64_t)i};
         check_shared_layer(&plan);
     }

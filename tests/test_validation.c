@@ -324,7 +324,6 @@ static void test_queries(void **state)
     (void)state;
     static struct arguments a;
     const struct refusal rows[] = {
-        {{SET(query.compute, MOE4_COMPUTE_FP8)}, MOE4_EUNSUPPORTED, {"fp8"}},
         {{SET(query.compute, 9)}, MOE4_EINVAL, {"compute is 9"}},
         {{SET(query.x_dtype, MOE4_DTYPE_F8_E4M3)}, MOE4_EINVAL, {"x_dtype is f8_e4m3", "bf16 compute"}},
         {{SET(query.x_dtype, MOE4_DTYPE_I32)}, MOE4_EINVAL, {"x_dtype is i32", "bf16"}},

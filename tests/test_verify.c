@@ -73,8 +73,8 @@ static struct verify_report fixture_verify(struct fixture *f)
 static void right_passes_are_good(void **state)
 {
     (void)state;
-    static const moe4_compute modes[] = {MOE4_COMPUTE_BF16, MOE4_COMPUTE_MXFP8};
-    for (int i = 0; i < 2; i++) {
+    static const moe4_compute modes[] = {MOE4_COMPUTE_BF16, MOE4_COMPUTE_MXFP8, MOE4_COMPUTE_FP8};
+    for (int i = 0; i < 3; i++) {
         struct fixture f = {0};
         fixture_open(&f, modes[i]);
         struct verify_report report = fixture_verify(&f);
@@ -87,11 +87,10 @@ static void right_passes_are_good(void **state)
 }
 
 /* The oracle as a backend passes its own judgement, and names the same rows. */
-static void oracle_agrees(void **state)
+static void check_oracle_agrees(moe4_compute compute)
 {
-    (void)state;
     struct fixture f = {0};
-    fixture_open(&f, MOE4_COMPUTE_MXFP8);
+    fixture_open(&f, compute);
     struct pass oracle = pass_begin(&f.config, PASS_LOGITS, TOKENS, f.config.routing.top_k), library = f.pass;
     oracle.compute = library.compute;
     oracle.x = library.x;
@@ -109,6 +108,13 @@ static void oracle_agrees(void **state)
     oracle.given_logits = NULL;
     pass_end(&oracle);
     fixture_close(&f);
+}
+
+static void oracle_agrees(void **state)
+{
+    (void)state;
+    check_oracle_agrees(MOE4_COMPUTE_MXFP8);
+    check_oracle_agrees(MOE4_COMPUTE_FP8);
 }
 
 /* Damages one thing; expects the stage to have exactly n_outside elements outside, and the whole not to be good. */
@@ -163,6 +169,7 @@ static void damage_is_found_in_its_stage(void **state)
     expect_found(MOE4_COMPUTE_BF16, damage_weight, VERIFY_ROUTING, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_intermediate, VERIFY_INTERMEDIATE, 1);
     expect_found(MOE4_COMPUTE_MXFP8, damage_code, VERIFY_INTERMEDIATE, 1);
+    expect_found(MOE4_COMPUTE_FP8, damage_code, VERIFY_INTERMEDIATE, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_row, VERIFY_GEMM2, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_output, VERIFY_OUTPUT, 1);
 }

@@ -84,7 +84,7 @@ typedef enum moe4_isa {
 typedef enum moe4_compute {
     MOE4_COMPUTE_BF16 = 0, /* bf16 activations, exact MXFP4 weights, fp32 sums */
     MOE4_COMPUTE_MXFP8,    /* e4m3 activations with an E8M0 scale per 32; the intermediate too */
-    MOE4_COMPUTE_FP8       /* e4m3 activations with one fp32 scale a token */
+    MOE4_COMPUTE_FP8       /* e4m3 activations with one fp32 scale a token; the intermediate with one per 128 */
 } moe4_compute;
 
 /* g: gate, u: up, after bias.  alpha, beta and limit are moe4_param; `limit` caps g from above and u on both sides. */
@@ -320,8 +320,8 @@ typedef struct moe4_batch {
     const void *x;          /* [T, H] on the layer's device */
     moe4_dtype x_dtype;     /* BF16, F16 or F32 (rounded to bf16 first); F8_E4M3 with x_scale */
     int64_t ldx;            /* 0 = H */
-    const void *x_scale;    /* MXFP8: E8M0 [T, H/32]; FP8: f32 [T] */
-    int64_t ldx_scale;      /* MXFP8: 0 = H/32 */
+    const void *x_scale;    /* MXFP8: E8M0 [T, H/32]; FP8: f32 [T], one that is not finite counts as NaN */
+    int64_t ldx_scale;      /* MXFP8: 0 = H/32; FP8: 0 = 1 */
     const void *router_x;   /* [T, router hidden size], what the layer's own router sees; NULL = x */
     moe4_dtype router_x_dtype;
     int64_t ldrouter_x;     /* 0 = router hidden size */

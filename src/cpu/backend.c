@@ -54,8 +54,6 @@ static void cpu_describe_context(const struct moe4_context *context, moe4_contex
 
 static moe4_status cpu_supports(struct moe4_context *context, const moe4_query *query)
 {
-    if (query->compute == MOE4_COMPUTE_FP8)
-        return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CPU backend has bf16 and mxfp8");
     if (query->n_tokens > INT32_MAX)
         return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)query->n_tokens,
                             INT32_MAX);

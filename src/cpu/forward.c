@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/dims.h"
+#include "base/fp8.h"
 #include "context.h"
 #include "cpu/fpenv.h"
 #include "cpu/isa.h"
@@ -45,7 +46,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->active = reserve(plan, plan->max_active, sizeof(struct active_expert));
     plan->tiles = reserve(plan, plan->max_tiles, sizeof(struct tile));
     plan->x_factor = reserve(plan, plan->chunk_rows, sizeof(float));
-    plan->intermediate_factor = reserve(plan, plan->chunk_rows, sizeof(float));
+    plan->intermediate_factor = reserve(plan, plan->chunk_rows, (size_t)fp8_groups(layer->I) * sizeof(float));
     plan->x = reserve(plan, plan->chunk_rows, (size_t)layer->H * sizeof(uint16_t));
     plan->intermediate = reserve(plan, plan->chunk_rows, (size_t)layer->I * sizeof(uint16_t));
     plan->z = reserve(plan, plan->chunk_rows, (size_t)layer->output_size * sizeof(uint16_t));
@@ -160,6 +161,9 @@ moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *l
     moe4_tactic tactic = tuning_find(context, layer, call->batch->compute, f.T, f.A);
     f.tile_tokens = tactic.tile_tokens ? tactic.tile_tokens : TILE_TOKENS;
     f.claim_share = tactic.claim_share ? tactic.claim_share : DEFAULT_CLAIM_SHARE;
+
+    f.group_size = call->batch->compute == MOE4_COMPUTE_FP8 ? FP8_GROUP : layer->I;
+    f.n_groups = (layer->I + f.group_size - 1) / f.group_size;
 
     uint32_t host = fpenv_enter();
     route_stage(&f);

@@ -20,6 +20,7 @@
 struct tile {
     int32_t first_row; /* in the chunk */
     int32_t n_rows;
+    int64_t output_row; /* of its first row in the optional outputs */
 };
 
 /* An expert that some token of the chunk chose. */
@@ -49,6 +50,7 @@ struct forward {
     int64_t T;
     int32_t A;
     int32_t tile_tokens, claim_share; /* the tactic */
+    int64_t group_size, n_groups;     /* columns of I that share a factor in down: 128 in fp8 mode, else all */
 
     int32_t *ids;         /* [T, A] global */
     float *weights;       /* [T, A] */
@@ -64,7 +66,7 @@ struct forward {
     int32_t n_active, n_tiles;
 
     float *x_factor;            /* [n_rows] what a row's sums of gate_up must be multiplied by (tame.h) */
-    float *intermediate_factor; /* [n_rows] the same for down */
+    float *intermediate_factor; /* [n_rows, n_groups] the same for down: fp8 scales, or tame.h */
     _Atomic int has_wild;       /* an intermediate may be too large or too small to be summed as it is */
     uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs */
     uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs */

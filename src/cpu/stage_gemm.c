@@ -3,6 +3,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/convert.h"
+#include "base/fp8.h"
 #include "cpu/forward.h"
 #include "cpu/pool.h"
 #include "cpu/tame.h"
@@ -51,17 +53,18 @@ static void store_intermediate(const struct forward *f, const struct tile *tile,
 }
 
 /* What happens to a tile's rounded intermediate, v [n_rows][stride], before down sees it: quantised in mxfp8 mode, and
- * shown to a caller who wants it.  Columns first .. first+n-1 of I. */
-static void finish_intermediate(const struct forward *f, int64_t output_row, int32_t n_rows, int64_t first, int64_t n,
-                                uint16_t *v, int64_t stride)
+ * shown to a caller who wants it.  Columns first .. first+n-1 of I.  (A group of fp8 mode spans several panels, so
+ * quantize_tiles does that when all are there.) */
+static void finish_intermediate(const struct forward *f, const struct tile *tile, int64_t first, int64_t n, uint16_t *v,
+                                int64_t stride)
 {
     const moe4_result *result = f->call->result;
     const int64_t I = f->layer->I;
     const int is_mxfp8 = f->call->batch->compute == MOE4_COMPUTE_MXFP8;
     uint8_t codes[PANEL_ROWS], scales[PANEL_ROWS / BLOCK_SIZE];
-    if (!is_mxfp8 && !result->intermediate) return;
-    for (int32_t row = 0; row < n_rows; row++, v += stride, output_row++) {
-        int64_t at = output_row * I + first;
+    if (f->call->batch->compute == MOE4_COMPUTE_FP8 || (!is_mxfp8 && !result->intermediate)) return;
+    for (int32_t row = 0; row < tile->n_rows; row++, v += stride) {
+        int64_t at = (tile->output_row + row) * I + first;
         if (is_mxfp8) f->prepared->rows->quantize_mxfp8(v, n, codes, scales);
         if (result->intermediate && !is_mxfp8) memcpy((uint16_t *)result->intermediate + at, v, (size_t)n * 2);
         if (result->intermediate && is_mxfp8) memcpy((uint8_t *)result->intermediate + at, codes, (size_t)n);
@@ -96,8 +99,7 @@ static void gate_up_panel(struct forward *f, const struct active_expert *expert,
                 add_bias(sums + row * PANEL_ROWS, factor[row], bias, up + row * columns);
         prepared->activate(gate, up, tile->n_rows * columns, params, v);
         prepared->round(v, tile->n_rows * columns, rounded);
-        finish_intermediate(f, expert->output_row + tile->first_row - expert->first_row, tile->n_rows, first, n,
-                            rounded, columns);
+        finish_intermediate(f, tile, first, n, rounded, columns);
         for (int32_t row = 0; row < tile->n_rows; row++)
             if (tame_is_wild(prepared->rows->largest(rounded + row * columns, columns)))
                 atomic_store_explicit(&f->has_wild, 1, memory_order_relaxed);
@@ -125,12 +127,49 @@ static void tame_tiles(struct forward *f, int64_t first, int64_t last, int32_t w
     }
 }
 
+/* The pair (k, k+1), k even, of a packed row. */
+static uint16_t *packed_pair(uint16_t *packed, int32_t n_rows, int32_t row, int64_t k)
+{
+    return packed + (k / 2 * n_rows + row) * 2;
+}
+
+/* fp8 mode: columns first .. first+n-1 of a row, one group, become codes, and their scale its factor. */
+static void quantize_group(struct forward *f, const struct tile *tile, int32_t row, int64_t first, int64_t n)
+{
+    const struct row_kernels *rows = f->prepared->rows;
+    const moe4_result *result = f->call->result;
+    const int64_t I = f->layer->I, group = first / FP8_GROUP, output_row = tile->output_row + row;
+    uint16_t v[FP8_GROUP], *packed = f->intermediate + tile->first_row * I;
+    uint8_t codes[FP8_GROUP];
+    for (int64_t k = 0; k < n; k += 2) memcpy(v + k, packed_pair(packed, tile->n_rows, row, first + k), 4);
+    float scale = fp8_scale(bf16_to_f32(rows->largest(v, n)));
+    rows->quantize_fp8(v, n, scale, codes);
+    for (int64_t k = 0; k < n; k += 2) memcpy(packed_pair(packed, tile->n_rows, row, first + k), v + k, 4);
+    f->intermediate_factor[(tile->first_row + row) * f->n_groups + group] = scale;
+    if (result->intermediate) memcpy((uint8_t *)result->intermediate + output_row * I + first, codes, (size_t)n);
+    if (result->intermediate_scale) ((float *)result->intermediate_scale)[output_row * f->n_groups + group] = scale;
+}
+
+static void quantize_tiles(struct forward *f, int64_t first, int64_t last, int32_t worker)
+{
+    (void)worker;
+    const int64_t I = f->layer->I;
+    for (int64_t i = first; i < last; i++)
+        for (int32_t row = 0; row < f->tiles[i].n_rows; row++)
+            for (int64_t k = 0; k < I; k += FP8_GROUP)
+                quantize_group(f, &f->tiles[i], row, k, I - k < FP8_GROUP ? I - k : FP8_GROUP);
+}
+
 void gate_up_stage(struct forward *f)
 {
     atomic_store_explicit(&f->has_wild, 0, memory_order_relaxed);
-    for (int64_t row = 0; row < f->n_rows; row++) f->intermediate_factor[row] = 1.0f;
     stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
               largest_claim(f, f->prepared->gate_up.n_panels));
+    if (f->call->batch->compute == MOE4_COMPUTE_FP8) {
+        stage_run(f, quantize_tiles, f->n_tiles, 1);
+        return;
+    }
+    for (int64_t row = 0; row < f->n_rows; row++) f->intermediate_factor[row] = 1.0f;
     if (atomic_load_explicit(&f->has_wild, memory_order_relaxed)) stage_run(f, tame_tiles, f->n_tiles, 1);
 }
 
@@ -143,6 +182,29 @@ static int64_t down_panels_wanted(const struct forward *f)
     return (f->layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS;
 }
 
+/* total [n_rows][PANEL_ROWS]: a tile's sums of each group of k, times its factor, added in ascending order. */
+static void down_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
+                      int64_t panel, float *total)
+{
+    const struct packed_matrix *matrix = &f->prepared->down;
+    const uint8_t *weights = packed_panel(matrix, expert->l, panel);
+    const uint16_t *v = f->intermediate + tile->first_row * matrix->K;
+    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    for (int64_t group = 0; group < f->n_groups; group++) {
+        const int64_t k = group * f->group_size, left = matrix->K - k;
+        const float *factor = f->intermediate_factor + tile->first_row * f->n_groups + group;
+        expert_kernel(f->prepared, expert->l)
+            ->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
+                        (left < f->group_size ? left : f->group_size) / BLOCK_SIZE, v + k * tile->n_rows, tile->n_rows,
+                        sums);
+        for (int32_t row = 0; row < tile->n_rows; row++)
+            for (int32_t r = row * PANEL_ROWS; r < (row + 1) * PANEL_ROWS; r++) {
+                float scaled = sums[r] * factor[row * f->n_groups];
+                total[r] = group ? total[r] + scaled : scaled;
+            }
+    }
+}
+
 static void down_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
 {
     const struct prepared *prepared = f->prepared;
@@ -150,15 +212,13 @@ static void down_panel(struct forward *f, const struct active_expert *expert, in
     const float *bias = packed_bias(matrix, expert->l, panel);
     const int64_t width = f->layer->output_size, first = panel * PANEL_ROWS;
     const int64_t n = width - first < PANEL_ROWS ? width - first : PANEL_ROWS;
-    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64))), biased[PANEL_ROWS];
+    float total[TILE_TOKENS * PANEL_ROWS], biased[PANEL_ROWS];
 
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];
-        expert_kernel(prepared, expert->l)
-            ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
-                        f->intermediate + tile->first_row * matrix->K, tile->n_rows, sums);
+        down_tile(f, expert, tile, panel, total);
         for (int32_t row = 0; row < tile->n_rows; row++) {
-            add_bias(sums + row * PANEL_ROWS, f->intermediate_factor[tile->first_row + row], bias, biased);
+            add_bias(total + row * PANEL_ROWS, 1.0f, bias, biased);
             prepared->round(biased, n, f->z + (tile->first_row + row) * width + first);
         }
     }

@@ -16,6 +16,10 @@ struct row_kernels {
     void (*quantize_mxfp8)(uint16_t *x, int64_t n, uint8_t *codes, uint8_t *scales);
     /* x [n] bf16 = codes * scales, n/32 blocks */
     void (*dequantize_mxfp8)(const uint8_t *codes, const uint8_t *scales, int64_t n, uint16_t *x);
+    /* Quantises n bf16 to fp8 under a scale; codes, as bf16, take their place. */
+    void (*quantize_fp8)(uint16_t *x, int64_t n, float scale, uint8_t *codes);
+    /* x [n] bf16 = codes */
+    void (*decode_fp8)(const uint8_t *codes, int64_t n, uint16_t *x);
     /* x . w, as 16 interleaved chains of multiply and add, added pairwise */
     float (*dot)(const float *x, const float *w, int64_t n);
 };

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/convert.h"
+#include "base/fp8.h"
 #include "base/mxfp8.h"
 #include "cpu/kernels/rows.h"
 
@@ -31,6 +32,17 @@ static void quantize_mxfp8(uint16_t *x, int64_t n, uint8_t *codes, uint8_t *scal
     dequantize_mxfp8(codes, scales, n, x);
 }
 
+static void decode_fp8(const uint8_t *codes, int64_t n, uint16_t *x)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = bf16_from_f32(e4m3_to_f32(codes[i]));
+}
+
+static void quantize_fp8(uint16_t *x, int64_t n, float scale, uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i++) codes[i] = fp8_code(bf16_to_f32(x[i]), scale);
+    decode_fp8(codes, n, x);
+}
+
 static float dot(const float *x, const float *w, int64_t n)
 {
     enum { CHAINS = 16 };
@@ -44,4 +56,5 @@ static float dot(const float *x, const float *w, int64_t n)
     return chains[0];
 }
 
-const struct row_kernels ROW_KERNELS = {combine, largest, quantize_mxfp8, dequantize_mxfp8, dot};
+const struct row_kernels ROW_KERNELS = {combine,    largest, quantize_mxfp8, dequantize_mxfp8, quantize_fp8,
+                                        decode_fp8, dot};
