@@ -86,7 +86,7 @@ static int bench_pass(struct bench *bench, int64_t n_tokens, int wants, struct p
     *pass = pass_begin(&bench->config, PASS_LOGITS, n_tokens, bench->config.routing.top_k);
     pass->compute = (moe4_compute)bench->compute;
     int code = allocate(&pass->x, n_tokens * H, sizeof(uint16_t), "inputs");
-    if (!code) code = allocate(&pass->given_logits, n_tokens * pass->n_experts, sizeof *pass->given_logits, "logits");
+    if (!code) code = allocate(&pass->given_logits, n_tokens * pass->n_experts, sizeof(float), "logits");
     if (!code) code = pass_allocate(pass, wants);
     if (!code) code = pass_prepare(pass, bench->context, bench->layer);
     if (!code) generate_inputs(generate_key(0, GENERATE_INPUT, 0), 0, n_tokens, H, pass->x);

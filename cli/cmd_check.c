@@ -16,9 +16,10 @@
 
 struct check {
     const char *path;
-    int64_t layer_number, seed, n_threads;
-    struct integer_list tokens;
-    int compute, json;
+    struct input_choice input;
+    int64_t layer_number, n_threads;
+    struct integer_list tokens; /* of generated batches */
+    int json;
 
     int64_t n_failed; /* points with a stage outside its bound */
 };
@@ -79,14 +80,28 @@ static void layer_print(const struct check *check, const struct level *level, in
     }
 }
 
+/* Once the inputs have said which experts there are. */
+static int level_prepare(struct level *level)
+{
+    if (level->layer) return EXIT_OK;
+    int code = model_prepare(&level->model, level->context, &level->layer);
+    if (!code && moe4_layer_describe(level->layer, &level->layer_info) != MOE4_OK) code = fail_library(level->context);
+    return code;
+}
+
+/* One batch: so many generated tokens, or those of the input. */
 static int check_point(struct check *check, struct level *level, int64_t n_tokens)
 {
     moe4_expert_source source = model_source(&level->model);
     struct verify_report report;
     struct pass pass;
-    int code = input_generate(level->model.config, n_tokens, check->seed, (moe4_compute)check->compute, &pass);
+    check->input.n_tokens = n_tokens;
+    int code = input_open(level->context, &check->input, &level->model, &pass);
+    n_tokens = pass.n_tokens;
+    if (!code) code = level_prepare(level);
     if (!code) code = pass_allocate(&pass, PASS_STAGES);
     if (!code) code = pass_prepare(&pass, level->context, level->layer);
+    if (!code) pass_refresh(&pass);
     if (!code && pass_forward(&pass, level->context, level->layer, FORWARD_ALL) != MOE4_OK)
         code = fail_library(level->context);
     if (!code) code = verify_pass(level->model.config, &source, &level->info, &pass, VERIFY_QUICK, &report);
@@ -112,8 +127,6 @@ static int check_level(struct check *check, moe4_isa isa)
     if (moe4_context_create(&config, &level.context) == MOE4_OK &&
         moe4_context_describe(level.context, &level.info) == MOE4_OK && level.info.isa == isa) {
         code = model_open(level.context, check->path, check->layer_number, (struct integer_pair){0, 0}, &level.model);
-        if (!code) code = model_prepare(&level.model, level.context, &level.layer);
-        if (!code && moe4_layer_describe(level.layer, &level.layer_info) != MOE4_OK) code = fail_library(level.context);
         for (int32_t i = 0; !code && i < check->tokens.count; ++i)
             code = check_point(check, &level, check->tokens.values[i]);
     }
@@ -125,13 +138,22 @@ static int check_level(struct check *check, moe4_isa isa)
 
 int cmd_check(int argc, char **argv)
 {
-    struct check check = {.layer_number = FIRST_LAYER, .tokens = {3, {1, 7, 64}}};
+    static const struct integer_list default_tokens = {3, {1, 7, 64}};
+    struct check check = {.layer_number = FIRST_LAYER};
     const struct option options[] = {
         option_operand("PATH", &check.path, "a checkpoint: folder with config.json and *.safetensors"),
         option_integer("--layer", "N", &check.layer_number, 0, 100000, "number of the layer in the model (the first)"),
-        option_integers("--tokens", "LIST", &check.tokens, 1, 1 << 20, "batch sizes (1,7,64)"),
-        option_word("--activation-dtype", compute_words, &check.compute, "activations' format in the GEMMs (bf16)"),
-        option_integer("--seed", "S", &check.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
+        option_integers("--tokens", "LIST", &check.tokens, 1, 1 << 20, "sizes of generated batches (1,7,64)"),
+        option_integer("--seed", "S", &check.input.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
+        option_text("--input", "FILE", &check.input.file,
+                    "safetensors file with a batch of tokens instead, as moe4 run takes it"),
+        option_word("--routing", input_routing_words, &check.input.routing,
+                    "what routes the input (auto: logits, else ids, else the layer's own router)"),
+        option_word("--weight-on", weight_words, &check.input.weight_use,
+                    "where weights given with ids are applied; on the input with one expert a token (output)"),
+        option_word("--activation-dtype", compute_words, &check.input.compute,
+                    "activations' format in the GEMMs (bf16)"),
+        option_word("--output-dtype", output_words, &check.input.output, "the output's format (bf16)"),
         option_integer("--threads", "N", &check.n_threads, 1, 1024, "threads (as many as the process may use)"),
         option_flag("--json", &check.json, "report one JSON object a line: stage, kernel, tokens"),
     };
@@ -139,6 +161,10 @@ int cmd_check(int argc, char **argv)
                                 options, sizeof options / sizeof *options};
     int code;
     if (!options_parse(&usage, argc, argv, &code)) return code;
+    if (check.input.file && check.tokens.count) return fail_usage("--tokens generates batches, but --input brings one");
+    code = input_refuse(&check.input);
+    if (code) return code;
+    if (!check.tokens.count) check.tokens = check.input.file ? (struct integer_list){1, {0}} : default_tokens;
     if (!check.json)
         printf("%-22s %7s  %-13s %10s %9s  %-18s\n", "kernel", "tokens", "stage", "checked", "outside", "worst");
     for (int isa = MOE4_ISA_C; !code && isa_words[isa]; ++isa) code = check_level(&check, (moe4_isa)isa);

@@ -271,7 +271,7 @@ static int produce_split(struct quantize *self, const struct output_unit *unit)
 static int produce_split_bias(struct quantize *self, const struct output_unit *unit)
 {
     const moe4_tensor *tensor = unit->source[0];
-    int64_t rows = tensor->shape[1], element = (int64_t)dtype_bytes(dtype_find(tensor->dtype));
+    int64_t rows = tensor->shape[1], element = (int64_t)dtype_bytes(dtype_named(tensor->dtype));
     char *bias = NULL, *half_bias = NULL;
     int code = allocate(&bias, rows, (size_t)element, "biases");
     if (!code) code = allocate(&half_bias, rows, (size_t)element, "biases");

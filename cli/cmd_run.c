@@ -28,10 +28,11 @@ typedef enum run_backend { BACKEND_AUTO, BACKEND_REF, BACKEND_CPU } run_backend;
 static const char *const backend_words[] = {"auto", "ref", "cpu", NULL};
 
 struct run {
-    const char *path, *input_file, *output_file, *tuning_file, *prepared_file;
-    int64_t layer_number, n_tokens, seed, n_threads, repeat;
+    const char *path, *output_file, *tuning_file, *prepared_file;
+    struct input_choice input;
+    int64_t layer_number, output_size, n_threads, repeat;
     struct integer_pair experts;
-    int backend, compute, isa, routing, deferred, replay, stages, check, json;
+    int backend, isa, deferred, replay, stages, check, json;
 
     moe4_context *context;
     moe4_context_info info;
@@ -54,16 +55,31 @@ struct run {
 static int run_ask(const struct run *run)
 {
     moe4_query query = MOE4_QUERY_INIT;
+    const struct pass *pass = &run->pass;
     query.config = run->model.config;
-    query.compute = (moe4_compute)run->compute;
-    query.x_dtype = run->pass.x_dtype;
-    query.n_tokens = run->pass.n_tokens;
-    if (run->pass.routing == PASS_LOGITS) query.logits_dtype = MOE4_DTYPE_F32;
-    if (run->pass.routing == PASS_IDS) {
-        query.weights_dtype = MOE4_DTYPE_F32;
-        query.top_k = run->pass.top_k;
+    query.compute = pass->compute;
+    query.x_dtype = pass->x_dtype;
+    query.y_dtype = pass->y_dtype;
+    query.write = pass->addend ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE;
+    query.n_tokens = pass->n_tokens;
+    if (pass->routing == PASS_LOGITS) query.logits_dtype = pass->logits_dtype;
+    if (pass->routing == PASS_IDS) {
+        query.topk_format = pass->topk_format;
+        query.weights_dtype = pass->weights_dtype;
+        query.weight_use = pass->weight_use;
+        query.top_k = pass->top_k;
     }
     return moe4_supports(run->context, &query) == MOE4_OK ? EXIT_OK : fail_library(run->context);
+}
+
+/* What the input brings and what was asked for must go together. */
+static int run_refuse(const struct run *run)
+{
+    if (run->replay && run->pass.routing == PASS_IDS)
+        return fail_usage("--replay records what a router chose, but the input brings ids");
+    if (run->deferred && run->pass.addend)
+        return fail_usage("--deferred leaves out the output, to which the input's addend is to be added");
+    return EXIT_OK;
 }
 
 static int run_open(struct run *run)
@@ -73,13 +89,9 @@ static int run_open(struct run *run)
         code = fail_library(run->context);
     if (!code) code = model_open(run->context, run->path, run->layer_number, run->experts, &run->model);
     if (code) return code;
-    if (run->input_file)
-        code = input_read(run->context, run->input_file, run->model.config, (input_routing)run->routing,
-                          (moe4_compute)run->compute, &run->pass);
-    else
-        code = input_generate(run->model.config, run->n_tokens, run->seed, (moe4_compute)run->compute, &run->pass);
-    if (!code && run->replay && run->pass.routing == PASS_IDS)
-        code = fail_usage("--replay records what a router chose, but the input brings ids");
+    run->model.config->output_size = run->output_size;
+    code = input_open(run->context, &run->input, &run->model, &run->pass);
+    if (!code) code = run_refuse(run);
     if (!code) code = run_ask(run);
     int wants = (run->stages || run->deferred || run->check ? PASS_STAGES : 0) | (run->replay ? PASS_REPLAY : 0);
     if (!code) code = pass_allocate(&run->pass, wants);
@@ -99,8 +111,10 @@ static int run_time(struct run *run)
 {
     double times[MAX_REPEAT], began = seconds_now();
     pass_results results = run->deferred ? FORWARD_DEFERRED : FORWARD_OUTPUT;
+    pass_refresh(&run->pass);
     moe4_status status = pass_forward(&run->pass, run->context, run->layer, FORWARD_ALL); /* warms up */
     while (status == MOE4_OK && run_wants_more(run, seconds_now() - began)) {
+        pass_refresh(&run->pass);
         double started = seconds_now();
         status = pass_forward(&run->pass, run->context, run->layer, results);
         times[run->n_timed++] = 1000 * (seconds_now() - started);
@@ -142,18 +156,31 @@ static int run_ref(struct run *run)
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
 
+/* Weights of a router are bf16 values, and kept so; those that came as f32 are not. */
+static int save_weights(const struct pass *pass, struct tensor_output *output, uint16_t **bf16)
+{
+    int64_t T = pass->n_tokens, A = pass->top_k;
+    *output = (struct tensor_output){"expert_weights", MOE4_DTYPE_F32, 2, {T, A}, pass->weights};
+    *bf16 = NULL;
+    if (pass->routing == PASS_IDS && pass->weights_dtype == MOE4_DTYPE_F32) return EXIT_OK;
+    int code = allocate(bf16, T * A, sizeof **bf16, "expert weights");
+    for (int64_t p = 0; !code && p < T * A; ++p) (*bf16)[p] = ref_to_bf16(pass->weights[p]);
+    output->dtype = MOE4_DTYPE_BF16;
+    output->data = *bf16;
+    return code;
+}
+
 static int run_save(const struct run *run)
 {
     const struct pass *pass = &run->pass;
     int64_t T = pass->n_tokens, E = pass->n_experts, A = pass->top_k, O = pass->output_size;
     int64_t I = pass->intermediate_size;
-    struct tensor_output outputs[12];
-    uint16_t *weights; /* those of a router are bf16 values */
+    struct tensor_output outputs[12], weights;
+    uint16_t *bf16;
     int32_t n = 0;
-    int code = allocate(&weights, T * A, sizeof *weights, "expert weights");
+    int code = save_weights(pass, &weights, &bf16);
     if (code) return code;
-    for (int64_t p = 0; p < T * A; ++p) weights[p] = ref_to_bf16(pass->weights[p]);
-    if (!run->deferred) outputs[n++] = (struct tensor_output){"output", MOE4_DTYPE_BF16, 2, {T, O}, pass->y};
+    if (!run->deferred) outputs[n++] = (struct tensor_output){"output", pass->y_dtype, 2, {T, O}, pass->y};
     if (pass->routing != PASS_IDS)
         outputs[n++] = (struct tensor_output){"router_logits", MOE4_DTYPE_F32, 2, {T, E}, pass->logits};
     outputs[n++] = (struct tensor_output){"topk_ids", MOE4_DTYPE_I32, 2, {T, A}, pass->ids};
@@ -170,13 +197,11 @@ static int run_save(const struct run *run)
     if (run->stages || run->deferred) {
         outputs[n++] = (struct tensor_output){"gemm2_rows", MOE4_DTYPE_BF16, 2, {pass->n_rows, O}, pass->gemm2_rows};
         outputs[n++] = (struct tensor_output){"row_map", MOE4_DTYPE_I32, 2, {T, A}, pass->row_map};
-        outputs[n++] = pass->routing == PASS_IDS
-                           ? (struct tensor_output){"expert_weights", MOE4_DTYPE_F32, 2, {T, A}, pass->weights}
-                           : (struct tensor_output){"expert_weights", MOE4_DTYPE_BF16, 2, {T, A}, weights};
+        outputs[n++] = weights;
     }
     if (run->replay) outputs[n++] = (struct tensor_output){"routed_ids", MOE4_DTYPE_I16, 2, {T, A}, pass->replay};
     code = tensors_save(run->context, run->output_file, outputs, n);
-    free(weights);
+    free(bf16);
     return code;
 }
 
@@ -211,12 +236,14 @@ static void run_print_json(const struct run *run)
     json_put_integer(object, "intermediate_size", config->intermediate_size);
     json_put_integer(object, "n_experts", config->n_experts);
     json_put_integer(object, "top_k", run->pass.top_k);
-    json_put_text(object, "activation_dtype", compute_words[run->compute]);
+    json_put_text(object, "activation_dtype", compute_words[run->input.compute]);
+    json_put_text(object, "output_dtype", output_words[run->input.output]);
     json_put_real(object, "ms", run->ms);
     json_put_integer(object, "repeat", run->n_timed);
     json_put_real(object, "tokens_per_s", run_tokens_per_second(run));
     json_put_real(object, "gbs", run_gbs(run));
     if (!is_ref) json_put_real(object, "bandwidth_gbs_measured", run->bandwidth_gbs);
+    if (!is_ref) json_put_integer(object, "workspace_bytes", (int64_t)run->pass.workspace_bytes);
     json_put_integers(object, "expert_load", run->load, config->n_experts);
     if (run->check) json_object_set_new(object, "check", verify_json(&run->verified));
     report_json(object);
@@ -240,8 +267,7 @@ static void run_print_speed(const struct run *run)
 
 static void run_print(const struct run *run)
 {
-    static const char *const sources[] = {"router_logits of the input", "topk_ids of the input",
-                                          "the layer's own router"};
+    static const char *const sources[] = {"router_logits of the input", "ids of the input", "the layer's own router"};
     const moe4_layer_config *config = run->model.config;
     report_title("%s, layer %d (%s)", run->path, run->model.layer, run->model.info.family);
     report_field("layer", "%d experts, %d a token, %lld x %lld, %s", config->n_experts, run->pass.top_k,
@@ -253,7 +279,12 @@ static void run_print(const struct run *run)
     if (run->layer_info.n_exact_experts)
         report_field("", "%d experts with extreme scales take the exact kernel", run->layer_info.n_exact_experts);
     report_field("tokens", "%lld, %s, routed by %s", (long long)run->pass.n_tokens,
-                 run->input_file ? run->input_file : "generated", sources[run->pass.routing]);
+                 run->input.file ? run->input.file : "generated", sources[run->pass.routing]);
+    if (run->pass.weight_use == MOE4_WEIGHT_ON_INPUT) report_field("", "weights are applied to the input");
+    if (run->model.expert_map)
+        report_field("experts", "%d of %d, named by the input's map", run->model.config->n_local_experts,
+                     config->n_experts);
+    if (run->pass.addend) report_field("output", "added to the input's addend");
     run_print_speed(run);
     if (run->output_file) report_field("output", "%s", run->output_file);
     if (run->check) verify_print(&run->verified);
@@ -290,14 +321,17 @@ int cmd_run(int argc, char **argv)
     const struct option options[] = {
         option_operand("PATH", &run.path, "a checkpoint: folder with config.json and *.safetensors"),
         option_integer("--layer", "N", &run.layer_number, 0, 100000, "number of the layer in the model (the first)"),
-        option_text("--input", "FILE", &run.input_file,
-                    "safetensors file with hidden_states [T, H] and, if they are to route, router_logits [T, E] or "
-                    "topk_ids and topk_weights [T, A]; token_ids [T] for hash routing; router_hidden_states [T, width] "
-                    "for a router of another width"),
-        option_word("--routing", input_routing_words, &run.routing,
+        option_text("--input", "FILE", &run.input.file,
+                    "safetensors file with hidden_states [T, H] and, if they are to route, router_logits [T, E], "
+                    "or topk_ids and topk_weights [T, A], or topk_packed; token_ids [T] for hash routing; "
+                    "router_hidden_states [T, width] for a router of another width; addend [T, H] to add the output "
+                    "to; expert_map [E] of the experts to hold"),
+        option_word("--routing", input_routing_words, &run.input.routing,
                     "what routes the input (auto: logits, else ids, else the layer's own router)"),
-        option_integer("--tokens", "T", &run.n_tokens, 1, 1 << 20, "generate that many tokens (64)"),
-        option_integer("--seed", "S", &run.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
+        option_word("--weight-on", weight_words, &run.input.weight_use,
+                    "where weights given with ids are applied; on the input with one expert a token (output)"),
+        option_integer("--tokens", "T", &run.input.n_tokens, 1, 1 << 20, "generate that many tokens (64)"),
+        option_integer("--seed", "S", &run.input.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),
         option_text("--output", "FILE", &run.output_file, "safetensors file to write output, topk_ids, ... to"),
         option_flag("--deferred", &run.deferred,
                     "write gemm2_rows, row_map and expert_weights instead of their sum, output"),
@@ -306,7 +340,9 @@ int cmd_run(int argc, char **argv)
         option_word("--backend", backend_words, &run.backend, "where it runs; ref is the oracle, slow (auto: cpu)"),
         option_word("--isa", isa_words, &run.isa, "the highest instruction set to use (auto: the best there is)"),
         option_integer("--threads", "N", &run.n_threads, 1, 1024, "threads (as many as the process may use)"),
-        option_word("--activation-dtype", compute_words, &run.compute, "activations' format in the GEMMs (bf16)"),
+        option_word("--activation-dtype", compute_words, &run.input.compute, "activations' format in the GEMMs (bf16)"),
+        option_word("--output-dtype", output_words, &run.input.output, "the output's format (bf16)"),
+        option_integer("--output-size", "N", &run.output_size, 1, 1 << 24, "compute only the first N columns (all)"),
         option_pair("--experts", "FIRST:COUNT", &run.experts, 0, 32767, "hold only these experts; others add nothing"),
         option_text("--tuning", "FILE", &run.tuning_file, "what moe4 tune has measured on this machine"),
         option_text("--prepared", "FILE", &run.prepared_file,
@@ -319,9 +355,12 @@ int cmd_run(int argc, char **argv)
                                 sizeof options / sizeof *options};
     int code;
     if (!options_parse(&usage, argc, argv, &code)) return code;
-    if (run.input_file && run.n_tokens) return fail_usage("--tokens generates tokens, but --input brings them");
-    if (!run.input_file && run.routing) return fail_usage("--routing chooses among the tensors of --input");
-    if (!run.n_tokens) run.n_tokens = DEFAULT_TOKENS;
+    if (run.input.file && run.input.n_tokens) return fail_usage("--tokens generates tokens, but --input brings them");
+    if (run.deferred && run.input.output)
+        return fail_usage("--deferred leaves out the output, whose --output-dtype is given");
+    if (!run.input.n_tokens) run.input.n_tokens = DEFAULT_TOKENS;
+    code = input_refuse(&run.input);
+    if (code) return code;
     code = run_all(&run);
     free(run.load);
     pass_end(&run.pass);

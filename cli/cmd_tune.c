@@ -66,7 +66,8 @@ static int tune_verify(struct tune *tune, int64_t n_tokens)
     moe4_expert_source source = model_source(&tune->model);
     struct verify_report report;
     struct pass pass;
-    int code = input_generate(tune->model.config, n_tokens, 0, (moe4_compute)tune->compute, &pass);
+    const struct input_choice choice = {.n_tokens = n_tokens, .compute = tune->compute};
+    int code = input_open(tune->context, &choice, &tune->model, &pass);
     if (!code) code = pass_allocate(&pass, PASS_STAGES);
     if (!code) code = pass_prepare(&pass, tune->context, tune->layer);
     if (!code && pass_forward(&pass, tune->context, tune->layer, FORWARD_ALL) != MOE4_OK)

@@ -117,7 +117,7 @@ static void transpose(const char *from, char *to, int64_t rows, int64_t K, size_
 int slab_read(moe4_context *context, const moe4_tensors *tensors, const moe4_tensor *tensor, int64_t first_element,
               int is_transposed, struct slab *slab)
 {
-    moe4_dtype dtype = dtype_find(tensor->dtype);
+    moe4_dtype dtype = dtype_named(tensor->dtype);
     int64_t count = slab->rows * slab->K, element = dtype == MOE4_DTYPE_BF16 ? 2 : 4;
     int64_t stored = (int64_t)dtype_bytes(dtype), bytes = count * stored;
     slab->is_bf16 = dtype == MOE4_DTYPE_BF16;

@@ -1,13 +1,23 @@
 #include "model.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "command.h"
+#include "memory.h"
 #include "message.h"
 #include "progress.h"
 
+static moe4_status read_named(const struct model *model, int32_t local_expert, moe4_expert *expert)
+{
+    int32_t index = model->named_by ? model->named_by[local_expert] : local_expert;
+    return moe4_layer_reader_read(model->context, model->reader, index, expert);
+}
+
 static moe4_status model_read(void *user, int32_t local_expert, moe4_expert *expert)
 {
-    struct model *self = user;
-    moe4_status status = moe4_layer_reader_read(self->context, self->reader, local_expert, expert);
+    const struct model *self = user;
+    moe4_status status = read_named(self, local_expert, expert);
     if (status != MOE4_OK) fail_library(self->context);
     return status;
 }
@@ -15,14 +25,6 @@ static moe4_status model_read(void *user, int32_t local_expert, moe4_expert *exp
 moe4_expert_source model_source(struct model *model)
 {
     return (moe4_expert_source){model_read, model};
-}
-
-static moe4_reader_options reader_options(const struct model *model)
-{
-    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
-    options.first_expert = (int32_t)model->experts.first;
-    options.n_experts = (int32_t)model->experts.second;
-    return options;
 }
 
 int model_open(moe4_context *context, const char *path, int64_t layer, struct integer_pair experts, struct model *model)
@@ -33,37 +35,101 @@ int model_open(moe4_context *context, const char *path, int64_t layer, struct in
     if (moe4_checkpoint_open(context, path, &model->checkpoint) != MOE4_OK) return fail_library(context);
     moe4_checkpoint_describe(model->checkpoint, &model->info);
     model->layer = layer == FIRST_LAYER ? moe4_checkpoint_layer_number(model->checkpoint, 0) : (int32_t)layer;
-    moe4_reader_options options = reader_options(model);
+    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
+    options.first_expert = (int32_t)experts.first;
+    options.n_experts = (int32_t)experts.second;
     if (model->layer < 0)
         code = fail("%s: no MoE layer that can be read", path);
     else if (moe4_layer_reader_open(context, model->checkpoint, model->layer, &options, &model->reader) != MOE4_OK)
         code = fail_library(context);
-    if (code)
+    if (code) {
         model_close(model);
-    else
-        model->config = moe4_layer_reader_config(model->reader);
-    return code;
+        return code;
+    }
+    model->changed = *moe4_layer_reader_config(model->reader);
+    model->config = &model->changed;
+    return EXIT_OK;
+}
+
+int model_map(struct model *model, int32_t *map)
+{
+    const int32_t E = model->config->n_experts;
+    int32_t L = 0;
+    model->expert_map = map;
+    if (model->experts.second) return fail("both --experts and an expert_map say which experts to hold, expected one");
+    for (int32_t e = 0; e < E; ++e) {
+        if (map[e] < -1 || map[e] >= E) return fail("expert_map[%d] is %d, expected -1 to %d", e, map[e], E - 1);
+        if (map[e] >= L) L = map[e] + 1;
+    }
+    int code = allocate(&model->named_by, L, sizeof *model->named_by, "an expert map");
+    if (code) return code;
+    for (int32_t l = 0; l < L; ++l) model->named_by[l] = -1;
+    for (int32_t e = 0; e < E; ++e) {
+        if (map[e] < 0) continue;
+        if (model->named_by[map[e]] >= 0)
+            return fail("expert_map names local expert %d for both %d and %d", map[e], model->named_by[map[e]], e);
+        model->named_by[map[e]] = e;
+    }
+    for (int32_t l = 0; l < L; ++l)
+        if (model->named_by[l] < 0) return fail("expert_map names local experts up to %d, but not %d", L - 1, l);
+    model->config->expert_map = map;
+    model->config->first_expert = 0;
+    model->config->n_local_experts = L;
+    return EXIT_OK;
+}
+
+/* ---- The prepared layer ------------------------------------------------------------------------------------------ */
+
+/* Reading with a progress bar. */
+struct preparation {
+    const struct model *model;
+    struct progress bar;
+    int64_t n_read;
+};
+
+static moe4_status preparation_read(void *user, int32_t local_expert, moe4_expert *expert)
+{
+    struct preparation *self = user;
+    const moe4_layer_config *config = self->model->config;
+    const int64_t matrices = config->gate_up == MOE4_GATE_UP_NONE ? 2 : 3;
+    const int64_t expert_bytes = matrices * config->hidden_size * config->intermediate_size / 32 * 17;
+    moe4_status status = read_named(self->model, local_expert, expert);
+    if (status == MOE4_OK)
+        progress_update(&self->bar, ++self->n_read * expert_bytes, config->n_local_experts * expert_bytes);
+    return status;
 }
 
 int model_prepare(struct model *model, moe4_context *context, moe4_layer **layer)
 {
-    struct progress bar = progress_begin("reading");
-    moe4_reader_options options = reader_options(model);
-    options.progress = progress_update;
-    options.user = &bar;
-    moe4_status status = moe4_checkpoint_load(context, model->checkpoint, model->layer, &options, layer);
-    progress_end(&bar);
+    struct preparation preparation = {.model = model, .bar = progress_begin("reading")};
+    const moe4_expert_source source = {preparation_read, &preparation};
+    moe4_status status = moe4_layer_create_from(context, model->config, &source, layer);
+    progress_end(&preparation.bar);
     return status == MOE4_OK ? EXIT_OK : fail_library(context);
+}
+
+/* What the prepared layer is made of: the reader's key, and how this layer differs from the checkpoint's. */
+static int source_name(const struct model *model, char *name, size_t bytes)
+{
+    char key[33];
+    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a of the map */
+    if (moe4_layer_reader_key(model->reader, key) != MOE4_OK) return fail("the layer has no key");
+    for (int32_t e = 0; model->expert_map && e < model->config->n_experts; ++e)
+        hash = (hash ^ (uint32_t)model->expert_map[e]) * 0x100000001b3;
+    snprintf(name, bytes, "%s, output %lld, map %016llx", key, (long long)model->config->output_size,
+             model->expert_map ? (unsigned long long)hash : 0);
+    return EXIT_OK;
 }
 
 int model_load(struct model *model, moe4_context *context, const char *file, moe4_layer **layer)
 {
-    char key[33];
-    if (moe4_layer_reader_key(model->reader, key) != MOE4_OK) return fail("%s: the layer has no key", file);
-    if (moe4_layer_load(context, file, key, MOE4_MAPPING_NONE, layer) == MOE4_OK) return EXIT_OK;
+    char source[128];
+    int code = source_name(model, source, sizeof source);
+    if (code) return code;
+    if (moe4_layer_load(context, file, source, MOE4_MAPPING_NONE, layer) == MOE4_OK) return EXIT_OK;
     note("%s", moe4_context_message(context));
-    int code = model_prepare(model, context, layer);
-    if (!code && moe4_layer_save(context, *layer, key, file) != MOE4_OK) code = fail_library(context);
+    code = model_prepare(model, context, layer);
+    if (!code && moe4_layer_save(context, *layer, source, file) != MOE4_OK) code = fail_library(context);
     if (!code) note("%s: written, for the next time", file);
     return code;
 }
@@ -72,6 +138,9 @@ void model_close(struct model *model)
 {
     moe4_layer_reader_close(model->reader);
     moe4_checkpoint_close(model->checkpoint);
+    free(model->expert_map);
+    free(model->named_by);
+    model->expert_map = model->named_by = NULL;
     model->reader = NULL;
     model->checkpoint = NULL;
 }

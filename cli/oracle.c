@@ -61,7 +61,7 @@ static void expert_rows_run(void *user, int64_t first, int64_t end)
     int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size, n = end - first;
     const double *x = self->x + first * H;
     double *v = self->intermediate + first * I, *z = self->z + first * O;
-    for (int64_t i = first; i < end; ++i) pass_expert_input(pass, self->slots[i] / pass->top_k, self->x + i * H);
+    for (int64_t i = first; i < end; ++i) pass_expert_input(pass, self->slots[i], self->x + i * H);
     if (pass->intermediate) { /* before it is quantised */
         ref_expert(self->config, self->expert, self->local, x, n, REF_MODE_BF16, v, z);
         keep_intermediate(self, first, end);
@@ -91,7 +91,8 @@ static void routing_run(void *user, int64_t first, int64_t end)
             ref_router(self->config, x, logits, NULL);
         }
         for (int32_t e = 0; e < E; ++e) {
-            logits[e] = pass->routing == PASS_ROUTER ? ref_round_f32(logits[e]) : pass->given_logits[t * E + e];
+            logits[e] = pass->routing == PASS_ROUTER ? ref_round_f32(logits[e])
+                                                     : ref_load(pass->given_logits, pass->logits_dtype, t * E + e);
             pass->logits[t * E + e] = (float)logits[e];
         }
         ref_route(&self->config->routing, E, logits, pass->token_ids ? pass->token_ids[t] : 0, pass->ids + t * A,
@@ -104,8 +105,11 @@ static int oracle_route(const moe4_layer_config *config, int32_t n_threads, stru
 {
     int64_t T = pass->n_tokens, R = T * pass->top_k;
     if (pass->routing == PASS_IDS) {
-        memcpy(pass->ids, pass->given_ids, (size_t)R * sizeof *pass->ids);
-        memcpy(pass->weights, pass->given_weights, (size_t)R * sizeof *pass->weights);
+        for (int64_t p = 0; p < R; ++p) {
+            struct pass_choice given = pass_given(pass, p);
+            pass->ids[p] = given.id;
+            pass->weights[p] = pass->weight_use == MOE4_WEIGHT_ON_INPUT ? 1 : given.weight;
+        }
         return EXIT_OK;
     }
     struct routing_task task = {.config = config, .pass = pass};
@@ -138,6 +142,17 @@ static int oracle_expert(const moe4_expert_source *source, int32_t n_threads, st
     return code;
 }
 
+/* Element `index` of y, from what its slots add up to. */
+static void output_store(struct pass *pass, int64_t index, float sum)
+{
+    double before = pass->addend ? ref_load(pass->addend, pass->y_dtype, index) : 0;
+    double y = ref_output(sum, pass->addend ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE, before, pass->y_dtype);
+    if (pass->y_dtype == MOE4_DTYPE_F32)
+        ((float *)pass->y)[index] = (float)y;
+    else
+        ((uint16_t *)pass->y)[index] = pass->y_dtype == MOE4_DTYPE_F16 ? ref_to_f16(y) : ref_to_bf16(y);
+}
+
 /* y of every token from its slots' rows. */
 static int oracle_combine(struct pass *pass, const int32_t *row_map, const uint16_t *rows)
 {
@@ -151,14 +166,14 @@ static int oracle_combine(struct pass *pass, const int32_t *row_map, const uint1
         const int32_t *map = row_map + t * pass->top_k;
         for (int32_t a = 0; a < pass->top_k; ++a) slots[a] = map[a] < 0 ? NULL : rows + map[a] * O;
         ref_combine(O, pass->top_k, slots, pass->weights + t * pass->top_k, sum);
-        for (int64_t o = 0; o < O; ++o) pass->y[t * O + o] = ref_to_bf16(sum[o]);
+        for (int64_t o = 0; o < O; ++o) output_store(pass, t * O + o, sum[o]);
     }
     free(sum);
     free(slots);
     return code;
 }
 
-/* All experts in ascending order; their rows are numbered in row_map. */
+/* All local experts in ascending order; their rows are numbered in row_map. */
 static int oracle_experts(const moe4_layer_config *config, const moe4_expert_source *source, int32_t n_threads,
                           struct pass *pass, int64_t *slots, int32_t *row_map, uint16_t *rows)
 {
@@ -166,13 +181,12 @@ static int oracle_experts(const moe4_layer_config *config, const moe4_expert_sou
     int code = EXIT_OK;
     pass->n_rows = 0;
     for (int64_t p = 0; p < R; ++p) row_map[p] = -1;
-    for (int32_t e = 0; !code && e < pass->n_experts; ++e) {
+    for (int32_t l = 0; !code && l < pass->n_experts; ++l) {
         struct expert_rows task = {
-            .config = config, .pass = pass, .slots = slots, .first_row = pass->n_rows, .rows = rows};
-        task.local = ref_local_expert(config, e);
+            .config = config, .local = l, .pass = pass, .slots = slots, .first_row = pass->n_rows, .rows = rows};
         int64_t n = 0;
-        for (int64_t p = 0; task.local >= 0 && p < R; ++p) {
-            if (pass->ids[p] != e) continue;
+        for (int64_t p = 0; p < R; ++p) {
+            if (ref_local_expert(config, pass->ids[p]) != l) continue;
             row_map[p] = (int32_t)pass->n_rows++;
             slots[n++] = p;
         }

@@ -7,6 +7,7 @@
 #include "memory.h"
 #include "message.h"
 #include "ref.h"
+#include "tensor.h"
 
 enum { SCALE_BLOCK = 32, FP8_GROUP = 128 };
 
@@ -21,8 +22,12 @@ struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, in
         .n_experts = config->n_experts,
         .top_k = top_k,
         .compute = MOE4_COMPUTE_BF16,
-        .x_dtype = MOE4_DTYPE_BF16,
         .routing = routing,
+        .x_dtype = MOE4_DTYPE_BF16,
+        .router_x_dtype = MOE4_DTYPE_BF16,
+        .logits_dtype = MOE4_DTYPE_F32,
+        .weights_dtype = MOE4_DTYPE_F32,
+        .y_dtype = MOE4_DTYPE_BF16,
     };
 }
 
@@ -68,7 +73,7 @@ void pass_widen_intermediate(const struct pass *pass, const void *intermediate, 
 int pass_allocate(struct pass *pass, int wants)
 {
     int64_t T = pass->n_tokens, R = T * pass->top_k;
-    int code = allocate(&pass->y, T * pass->output_size, sizeof *pass->y, "the output");
+    int code = allocate(&pass->y, T * pass->output_size, dtype_bytes(pass->y_dtype), "the output");
     if (!code) code = allocate(&pass->logits, T * pass->n_experts, sizeof *pass->logits, "logits");
     if (!code) code = allocate(&pass->ids, R, sizeof *pass->ids, "expert ids");
     if (!code) code = allocate(&pass->weights, R, sizeof *pass->weights, "expert weights");
@@ -97,7 +102,11 @@ static moe4_result pass_result(struct pass *pass, pass_results results)
     moe4_result result = MOE4_RESULT_INIT;
     result.ids = pass->ids;
     result.weights = pass->weights;
-    if (results != FORWARD_DEFERRED) result.y = pass->y;
+    if (results != FORWARD_DEFERRED) {
+        result.y = pass->y;
+        result.y_dtype = pass->y_dtype;
+        result.write = pass->addend ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE;
+    }
     if (results != FORWARD_OUTPUT) {
         result.gemm2_rows = pass->gemm2_rows;
         result.row_map = pass->row_map;
@@ -122,6 +131,7 @@ moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_la
     batch.x_dtype = pass->x_dtype;
     batch.x_scale = pass->x_scale;
     batch.router_x = pass->router_x;
+    batch.router_x_dtype = pass->router_x_dtype;
     batch.ldrouter_x = pass->router_size;
     batch.token_ids = pass->token_ids;
     batch.workspace = pass->workspace;
@@ -129,40 +139,62 @@ moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_la
     moe4_result result = pass_result(pass, results);
     if (pass->routing == PASS_IDS) {
         moe4_topk topk = MOE4_TOPK_INIT;
+        topk.format = pass->topk_format;
         topk.top_k = pass->top_k;
         topk.ids = pass->given_ids;
         topk.weights = pass->given_weights;
+        topk.weights_dtype = pass->weights_dtype;
+        topk.weight_use = pass->weight_use;
         return moe4_forward_experts(context, layer, &batch, &topk, &result);
     }
     moe4_logits logits = MOE4_LOGITS_INIT;
     logits.logits = pass->given_logits;
+    logits.dtype = pass->logits_dtype;
     return moe4_forward_router(context, layer, &batch, pass->routing == PASS_LOGITS ? &logits : NULL, &result);
+}
+
+void pass_refresh(struct pass *pass)
+{
+    size_t count = (size_t)(pass->n_tokens * pass->output_size);
+    if (pass->addend) memcpy(pass->y, pass->addend, count * dtype_bytes(pass->y_dtype));
+}
+
+struct pass_choice pass_given(const struct pass *pass, int64_t slot)
+{
+    int32_t given = pass->given_ids[slot];
+    if (pass->topk_format == MOE4_TOPK_PACKED)
+        return (struct pass_choice){(int16_t)((uint32_t)given >> 16), (float)ref_bf16((uint16_t)given)};
+    return (struct pass_choice){given, (float)ref_load(pass->given_weights, pass->weights_dtype, slot)};
 }
 
 void pass_router_input(const struct pass *pass, int64_t token, double *x)
 {
     const int64_t n = pass->router_size;
     const void *from = pass->router_x ? pass->router_x : pass->x;
-    const moe4_dtype dtype = pass->router_x ? MOE4_DTYPE_BF16 : pass->x_dtype;
-    for (int64_t k = 0; k < n; ++k) x[k] = ref_load(from, dtype, token * n + k);
+    const moe4_dtype dtype = pass->router_x ? pass->router_x_dtype : pass->x_dtype;
+    for (int64_t k = 0; k < n; ++k) x[k] = ref_round_bf16(ref_load(from, dtype, token * n + k));
 }
 
-void pass_expert_input(const struct pass *pass, int64_t token, double *x)
+void pass_expert_input(const struct pass *pass, int64_t slot, double *x)
 {
-    int64_t H = pass->hidden_size;
-    for (int64_t h = 0; h < H; ++h) x[h] = ref_load(pass->x, pass->x_dtype, token * H + h);
-    if (pass->compute == MOE4_COMPUTE_FP8 && pass->x_dtype == MOE4_DTYPE_F8_E4M3)
-        ref_dequantize_fp8((const uint8_t *)pass->x + token * H, ((const float *)pass->x_scale)[token], H, x);
-    else if (pass->compute == MOE4_COMPUTE_FP8)
-        ref_round_fp8(x, H);
+    const int64_t H = pass->hidden_size, first = slot / pass->top_k * H;
+    if (pass->x_dtype == MOE4_DTYPE_F8_E4M3) {
+        const uint8_t *codes = (const uint8_t *)pass->x + first, *scales = pass->x_scale;
+        if (pass->compute == MOE4_COMPUTE_FP8)
+            ref_dequantize_fp8(codes, (float)ref_load(scales, MOE4_DTYPE_F32, first / H), H, x);
+        else
+            ref_dequantize_mxfp8(codes, scales + first / SCALE_BLOCK, H, x);
+        return;
+    }
+    for (int64_t h = 0; h < H; ++h) x[h] = ref_round_bf16(ref_load(pass->x, pass->x_dtype, first + h));
+    if (pass->weight_use == MOE4_WEIGHT_ON_INPUT) {
+        const double weight = pass_given(pass, slot).weight;
+        for (int64_t h = 0; h < H; ++h) x[h] = ref_weighted_input(x[h], weight);
+    }
+    if (pass->compute == MOE4_COMPUTE_FP8) ref_round_fp8(x, H);
     for (int64_t h = 0; h < H && pass->compute == MOE4_COMPUTE_MXFP8; h += SCALE_BLOCK) {
         uint8_t codes[SCALE_BLOCK], scale;
-        if (pass->x_dtype == MOE4_DTYPE_F8_E4M3) {
-            memcpy(codes, (const uint8_t *)pass->x + token * H + h, sizeof codes);
-            scale = ((const uint8_t *)pass->x_scale)[(token * H + h) / SCALE_BLOCK];
-        } else {
-            ref_quantize_mxfp8(x + h, SCALE_BLOCK, codes, &scale);
-        }
+        ref_quantize_mxfp8(x + h, SCALE_BLOCK, codes, &scale);
         ref_dequantize_mxfp8(codes, &scale, SCALE_BLOCK, x + h);
     }
 }
@@ -197,6 +229,7 @@ void pass_end(struct pass *pass)
                             pass->given_logits,
                             pass->given_ids,
                             pass->given_weights,
+                            pass->addend,
                             pass->y,
                             pass->logits,
                             pass->ids,

@@ -20,17 +20,25 @@ struct pass {
     moe4_compute compute;
     pass_routing routing;
 
+    /* Inputs, of the type beside them. */
+    void *x; /* [T, H] BF16, F16, F32, or F8_E4M3 with */
     moe4_dtype x_dtype;
-    void *x;              /* [T, H] BF16, or F8_E4M3 with */
-    void *x_scale;        /* MXFP8: [T, H/32] E8M0; FP8: [T] f32 */
-    uint16_t *router_x;   /* [T, router_size] bf16, what the layer's own router sees; NULL = x */
-    int64_t router_size;  /* columns of that */
-    int32_t *token_ids;   /* [T], for hash routing; NULL = none */
-    float *given_logits;  /* [T, E] */
-    int32_t *given_ids;   /* [T, A] */
-    float *given_weights; /* [T, A] */
+    void *x_scale;  /* MXFP8: [T, H/32] E8M0; FP8: [T] f32 */
+    void *router_x; /* [T, router_size], what the layer's own router sees; NULL = x */
+    moe4_dtype router_x_dtype;
+    int64_t router_size; /* columns of that */
+    int32_t *token_ids;  /* [T], for hash routing; NULL = none */
+    void *given_logits;  /* [T, E] */
+    moe4_dtype logits_dtype;
+    moe4_topk_format topk_format;
+    int32_t *given_ids;  /* [T, A]; PACKED: with the weights */
+    void *given_weights; /* [T, A]; PACKED: NULL */
+    moe4_dtype weights_dtype;
+    moe4_weight_use weight_use; /* of given ids */
+    void *addend;               /* [T, output_size] of y's type, what y is added to; NULL = y is overwritten */
 
-    uint16_t *y;              /* [T, output_size] bf16 */
+    void *y; /* [T, output_size] */
+    moe4_dtype y_dtype;
     float *logits;            /* [T, E]; unused for PASS_IDS */
     int32_t *ids;             /* [T, A] */
     float *weights;           /* [T, A] */
@@ -45,8 +53,8 @@ struct pass {
     size_t workspace_bytes;
 };
 
-/* Gives a pass its sizes, for bf16 inputs in bf16 compute.  The caller then puts in x and what the routing needs, made
- * with allocate(). */
+/* Gives a pass its sizes, for bf16 inputs and output in bf16 compute, with logits or weights in f32.  The caller then
+ * puts in x and what the routing needs, made with allocate(). */
 struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, int64_t n_tokens, int32_t top_k);
 
 /* Allocates room for the results. */
@@ -64,9 +72,19 @@ typedef enum pass_results {
 } pass_results;
 moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
 
-/* x of a token, as the router [router_size] and as the experts [H] see it. */
+/* Puts back into y what a call adds to, where it adds; every call needs it anew. */
+void pass_refresh(struct pass *pass);
+
+/* What slot p = t*A + a was given (PASS_IDS). */
+struct pass_choice {
+    int32_t id;
+    float weight;
+};
+struct pass_choice pass_given(const struct pass *pass, int64_t slot);
+
+/* x as the router sees a token [router_size], and as the expert of a slot sees it [H]. */
 void pass_router_input(const struct pass *pass, int64_t token, double *x);
-void pass_expert_input(const struct pass *pass, int64_t token, double *x);
+void pass_expert_input(const struct pass *pass, int64_t slot, double *x);
 
 /* Bytes of an element of the intermediate: 2 for bf16, 1 for e4m3. */
 size_t pass_intermediate_bytes(const struct pass *pass);

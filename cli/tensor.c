@@ -7,7 +7,6 @@
 #include "command.h"
 #include "memory.h"
 #include "message.h"
-#include "ref.h"
 
 static const struct {
     const char *word;
@@ -24,7 +23,7 @@ const char *dtype_word(moe4_dtype dtype)
     return dtypes[dtype].word;
 }
 
-moe4_dtype dtype_find(const char *word)
+moe4_dtype dtype_named(const char *word)
 {
     for (int i = 0; i < N_DTYPES; ++i)
         if (dtypes[i].word && !strcmp(dtypes[i].word, word)) return (moe4_dtype)i;
@@ -88,7 +87,7 @@ int tensor_load(moe4_context *context, const moe4_tensors *tensors, const struct
     if (!shape_is_wanted(want, tensor))
         return fail("%s: tensor \"%s\": shape %s, expected %s", tensor->file, tensor->name,
                     shape_show(tensor->rank, tensor->shape).text, shape_show(want->rank, want->shape).text);
-    result->dtype = dtype_find(tensor->dtype);
+    result->dtype = dtype_named(tensor->dtype);
     if (!dtype_is_wanted(want, result->dtype)) return fail_dtype(want, tensor);
     result->shape[0] = tensor->shape[0];
     result->shape[1] = want->rank == 2 ? tensor->shape[1] : 1;
@@ -98,40 +97,6 @@ int tensor_load(moe4_context *context, const moe4_tensors *tensors, const struct
     free(result->data);
     result->data = NULL;
     return fail_library(context);
-}
-
-int tensor_load_f32(moe4_context *context, const moe4_tensors *tensors, const struct tensor_want *want,
-                    int64_t shape[2], float **data)
-{
-    struct tensor_data loaded;
-    *data = NULL;
-    int code = tensor_load(context, tensors, want, &loaded);
-    if (code) return code;
-    int64_t count = loaded.shape[0] * loaded.shape[1];
-    code = allocate(data, count, sizeof **data, want->name);
-    for (int64_t i = 0; !code && i < count; ++i) (*data)[i] = (float)ref_load(loaded.data, loaded.dtype, i);
-    memcpy(shape, loaded.shape, sizeof loaded.shape);
-    free(loaded.data);
-    return code;
-}
-
-int tensor_load_bf16(moe4_context *context, const moe4_tensors *tensors, const struct tensor_want *want,
-                     int64_t shape[2], uint16_t **data)
-{
-    struct tensor_data loaded;
-    *data = NULL;
-    int code = tensor_load(context, tensors, want, &loaded);
-    if (code) return code;
-    memcpy(shape, loaded.shape, sizeof loaded.shape);
-    if (loaded.dtype == MOE4_DTYPE_BF16) {
-        *data = loaded.data;
-        return EXIT_OK;
-    }
-    int64_t count = loaded.shape[0] * loaded.shape[1];
-    code = allocate(data, count, sizeof **data, want->name);
-    for (int64_t i = 0; !code && i < count; ++i) (*data)[i] = ref_to_bf16(ref_load(loaded.data, loaded.dtype, i));
-    free(loaded.data);
-    return code;
 }
 
 int tensors_save(moe4_context *context, const char *path, const struct tensor_output *outputs, int32_t n_outputs)

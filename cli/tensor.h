@@ -6,7 +6,7 @@
 
 /* A safetensors file's word for a dtype, and back; NULL and NONE where there is none. */
 const char *dtype_word(moe4_dtype dtype);
-moe4_dtype dtype_find(const char *word);
+moe4_dtype dtype_named(const char *word);
 
 /* Bytes of one element. */
 size_t dtype_bytes(moe4_dtype dtype);
@@ -37,12 +37,6 @@ struct tensor_data {
 /* Reads a tensor that must be there.  On failure says why, and result->data is NULL. */
 int tensor_load(moe4_context *context, const moe4_tensors *tensors, const struct tensor_want *want,
                 struct tensor_data *result);
-
-/* The same, converted: F32 widened exactly, BF16 rounded to nearest even. */
-int tensor_load_f32(moe4_context *context, const moe4_tensors *tensors, const struct tensor_want *want,
-                    int64_t shape[2], float **data);
-int tensor_load_bf16(moe4_context *context, const moe4_tensors *tensors, const struct tensor_want *want,
-                     int64_t shape[2], uint16_t **data);
 
 /* A tensor to write. */
 struct tensor_output {

@@ -1,5 +1,7 @@
 #include "verify.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +11,7 @@
 #include "oracle.h"
 #include "parallel.h"
 #include "report.h"
+#include "tensor.h"
 
 enum { MAX_SAMPLES = 16, K_PER_SEGMENT = 32 };
 
@@ -61,19 +64,41 @@ static ref_arithmetic sample_arithmetic(const struct pass *pass, const moe4_cont
     return arithmetic;
 }
 
-static void widen(const uint16_t *from, int64_t n, double *to)
+/* Row `row` of y or of what it is added to; NULL stays NULL. */
+static const void *output_row(const struct pass *pass, const void *rows, int64_t row)
 {
-    for (int64_t i = 0; i < n; ++i) to[i] = ref_bf16(from[i]);
+    size_t row_bytes = (size_t)pass->output_size * dtype_bytes(pass->y_dtype);
+    return rows ? (const uint8_t *)rows + (size_t)row * row_bytes : NULL;
 }
 
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
+
+/* Whether the results say of every slot what was given, its weight 1 where the input has taken it. */
+static void check_given(const struct sample *sample, struct verify_report *report)
+{
+    const struct pass *pass = sample->pass;
+    const int64_t A = pass->top_k;
+    for (int64_t i = 0; i < sample->n_tokens * A; ++i) {
+        int64_t a = i % A, p = sample->tokens[i / A] * A + a;
+        struct pass_choice given = pass_given(pass, p);
+        if (pass->weight_use == MOE4_WEIGHT_ON_INPUT) given.weight = 1;
+        int wrong_id = pass->ids[p] != given.id;
+        double got = wrong_id ? pass->ids[p] : pass->weights[p], expected = wrong_id ? given.id : given.weight;
+        int good = got == expected || (isnan(got) && isnan(expected));
+        ref_verdict verdict = {1, !good, good ? 0 : DBL_MAX, sample->tokens[i / A], a, got, expected, expected};
+        ref_verdict_add(&report->stages[VERIFY_ROUTING], &verdict);
+    }
+}
 
 static int check_routing(const struct sample *sample, struct verify_report *report)
 {
     const struct pass *pass = sample->pass;
     const ref_arithmetic arithmetic = REF_ARITHMETIC_FP32; /* no kernel's sums */
     int64_t E = pass->n_experts, A = pass->top_k;
-    if (pass->routing == PASS_IDS) return EXIT_OK;
+    if (pass->routing == PASS_IDS) {
+        check_given(sample, report);
+        return EXIT_OK;
+    }
     double *x;
     int code = allocate(&x, pass->router_size, sizeof *x, "the router's input");
     for (int64_t i = 0; !code && i < sample->n_tokens; ++i) {
@@ -93,14 +118,15 @@ static int check_routing(const struct sample *sample, struct verify_report *repo
     return code;
 }
 
-/* Copies one routed row out of the pass. */
-static void row_gather(struct sample *sample, int64_t token, int64_t row)
+/* Copies the routed row of a slot out of the pass. */
+static void row_gather(struct sample *sample, int64_t slot)
 {
     const struct pass *pass = sample->pass;
+    const int64_t row = pass->row_map[slot];
     int64_t H = pass->hidden_size, I = pass->intermediate_size, O = pass->output_size, n = sample->n_rows++;
     int64_t row_bytes = I * (int64_t)pass_intermediate_bytes(pass);
     uint8_t *intermediate = sample->intermediate + n * row_bytes, *scales = sample->scales + n * sample->row_scales;
-    pass_expert_input(pass, token, sample->x + n * H);
+    pass_expert_input(pass, slot, sample->x + n * H);
     memcpy(intermediate, (const uint8_t *)pass->intermediate + row * row_bytes, (size_t)row_bytes);
     memcpy(sample->gemm2_rows + n * O, pass->gemm2_rows + row * O, (size_t)O * sizeof *pass->gemm2_rows);
     if (sample->row_scales)
@@ -117,7 +143,7 @@ static void expert_gather(struct sample *sample)
     for (int64_t i = 0; i < sample->n_tokens; ++i)
         for (int64_t p = sample->tokens[i] * pass->top_k; p < (sample->tokens[i] + 1) * pass->top_k; ++p)
             if (pass->row_map[p] >= 0 && ref_local_expert(sample->config, pass->ids[p]) == sample->local)
-                row_gather(sample, sample->tokens[i], pass->row_map[p]);
+                row_gather(sample, p);
 }
 
 static void gemm1_check(struct sample *self)
@@ -163,12 +189,12 @@ static int check_experts(struct sample *sample, const moe4_expert_source *source
                          struct verify_report *report)
 {
     int code = sample_allocate(sample);
-    for (int32_t e = 0; !code && e < sample->pass->n_experts; ++e) {
+    for (int32_t l = 0; !code && l < sample->pass->n_experts; ++l) {
         moe4_expert expert;
-        sample->local = ref_local_expert(sample->config, e);
+        sample->local = l;
         sample->expert = &expert;
-        if (sample->local >= 0) expert_gather(sample);
-        if (sample->local < 0 || !sample->n_rows) continue;
+        expert_gather(sample);
+        if (!sample->n_rows) continue;
         if (source->read(source->user, sample->local, &expert) != MOE4_OK) code = EXIT_FAILED;
         if (code) break;
         parallel_for(n_threads, 2, expert_check, sample);
@@ -195,8 +221,9 @@ static int check_output(const struct sample *sample, struct verify_report *repor
         const int32_t *map = pass->row_map + t * pass->top_k;
         for (int32_t a = 0; a < pass->top_k; ++a) rows[a] = map[a] < 0 ? NULL : pass->gemm2_rows + map[a] * O;
         ref_verdict verdict = REF_VERDICT_INIT;
-        ref_check_combine(O, pass->top_k, rows, pass->weights + t * pass->top_k, MOE4_WRITE_OVERWRITE, NULL,
-                          pass->y + t * O, MOE4_DTYPE_BF16, &verdict);
+        ref_check_combine(O, pass->top_k, rows, pass->weights + t * pass->top_k,
+                          pass->addend ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE, output_row(pass, pass->addend, t),
+                          output_row(pass, pass->y, t), pass->y_dtype, &verdict);
         ref_verdict_add(&report->stages[VERIFY_OUTPUT], &verdict);
     }
     free(rows);
@@ -216,19 +243,41 @@ static int rows_take(const struct sample *sample, const void *from, int64_t row_
     return code;
 }
 
-/* A pass of the sampled tokens alone, with the ids and weights that the library chose. */
+/* The ids and weights of the sampled tokens: those given, or those that the library chose. */
+static int choices_take(const struct sample *sample, struct pass *part)
+{
+    const struct pass *pass = sample->pass;
+    const int64_t A = pass->top_k;
+    float *weights = NULL;
+    int code = allocate(&part->given_ids, sample->n_tokens * A, sizeof *part->given_ids, "sampled ids");
+    if (!code) code = allocate(&weights, sample->n_tokens * A, sizeof *weights, "sampled weights");
+    for (int64_t i = 0; !code && i < sample->n_tokens * A; ++i) {
+        int64_t p = sample->tokens[i / A] * A + i % A;
+        struct pass_choice choice = {pass->ids[p], pass->weights[p]};
+        if (pass->routing == PASS_IDS) choice = pass_given(pass, p);
+        part->given_ids[i] = choice.id;
+        weights[i] = choice.weight;
+    }
+    part->given_weights = weights;
+    return code;
+}
+
+/* A pass of the sampled tokens alone, routed as they were. */
 static int sample_pass(const struct sample *sample, struct pass *part)
 {
     const struct pass *pass = sample->pass;
-    int64_t H = pass->hidden_size, A = pass->top_k;
+    int64_t H = pass->hidden_size, O = pass->output_size;
     *part = pass_begin(sample->config, PASS_IDS, sample->n_tokens, pass->top_k);
     part->compute = pass->compute;
     part->x_dtype = pass->x_dtype;
-    int code = rows_take(sample, pass->x, H * (pass->x_dtype == MOE4_DTYPE_F8_E4M3 ? 1 : 2), &part->x);
+    part->y_dtype = pass->y_dtype;
+    part->weight_use = pass->weight_use;
+    int code = rows_take(sample, pass->x, H * (int64_t)dtype_bytes(pass->x_dtype), &part->x);
     const int64_t x_scale_bytes = pass->compute == MOE4_COMPUTE_FP8 ? (int64_t)sizeof(float) : H / 32;
     if (!code && pass->x_scale) code = rows_take(sample, pass->x_scale, x_scale_bytes, &part->x_scale);
-    if (!code) code = rows_take(sample, pass->ids, A * (int64_t)sizeof *pass->ids, &part->given_ids);
-    if (!code) code = rows_take(sample, pass->weights, A * (int64_t)sizeof *pass->weights, &part->given_weights);
+    if (!code && pass->addend)
+        code = rows_take(sample, pass->addend, O * (int64_t)dtype_bytes(pass->y_dtype), &part->addend);
+    if (!code) code = choices_take(sample, part);
     if (!code) code = pass_allocate(part, 0);
     return code;
 }
@@ -244,8 +293,10 @@ static int check_layer(const struct sample *sample, const moe4_expert_source *so
     if (!code) code = allocate(&got, n * O, sizeof *got, "sampled outputs");
     if (!code) code = allocate(&expected, n * O, sizeof *expected, "expected outputs");
     if (!code) {
-        for (int64_t i = 0; i < n; ++i) widen(sample->pass->y + sample->tokens[i] * O, O, got + i * O);
-        widen(part.y, n * O, expected);
+        for (int64_t i = 0; i < n * O; ++i) {
+            got[i] = ref_load(sample->pass->y, part.y_dtype, sample->tokens[i / O] * O + i % O);
+            expected[i] = ref_load(part.y, part.y_dtype, i);
+        }
         ref_compare(got, expected, n, O, &report->frobenius);
     }
     free(got);

@@ -9,7 +9,7 @@
 
 typedef enum verify_stage {
     VERIFY_ROUTER,       /* logits from x; passes that use the layer's own router */
-    VERIFY_ROUTING,      /* ids and weights from logits, bit for bit; passes that have logits */
+    VERIFY_ROUTING,      /* ids and weights from logits, or as they were given, bit for bit */
     VERIFY_INTERMEDIATE, /* v' from x */
     VERIFY_GEMM2,        /* z' from v' */
     VERIFY_OUTPUT,       /* y from z' and weights, bit for bit */

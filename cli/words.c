@@ -8,6 +8,15 @@ const char *const routing_words[] = {"default",       "renormalize",    "deepsee
                                      "topk",          "sigmoid_renorm", "minimax2",    "sigmoid", "topk_sigmoid",
                                      "sqrt_softplus", "hash",           NULL};
 
+const char *const weight_words[] = {"output", "input", NULL};
+const char *const output_words[] = {"bf16", "f16", "f32", NULL};
+
+moe4_dtype output_dtype(int index)
+{
+    static const moe4_dtype dtypes[] = {MOE4_DTYPE_BF16, MOE4_DTYPE_F16, MOE4_DTYPE_F32};
+    return dtypes[index];
+}
+
 const char *routing_word(moe4_routing_method method)
 {
     return method == MOE4_ROUTING_NONE ? "none" : routing_words[method - 1];

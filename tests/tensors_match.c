@@ -29,7 +29,11 @@ static moe4_dtype dtype_find(const char *word)
     static const struct {
         const char *word;
         moe4_dtype dtype;
-    } dtypes[] = {{"F32", MOE4_DTYPE_F32}, {"BF16", MOE4_DTYPE_BF16}, {"I32", MOE4_DTYPE_I32}, {"I16", MOE4_DTYPE_I16}};
+    } dtypes[] = {{"F32", MOE4_DTYPE_F32},
+                  {"F16", MOE4_DTYPE_F16},
+                  {"BF16", MOE4_DTYPE_BF16},
+                  {"I32", MOE4_DTYPE_I32},
+                  {"I16", MOE4_DTYPE_I16}};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; ++i)
         if (!strcmp(dtypes[i].word, word)) return dtypes[i].dtype;
     stop("dtype", word);

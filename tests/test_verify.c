@@ -159,7 +159,7 @@ static void damage_row(struct pass *pass)
 /* The last bit of the last element of the last token. */
 static void damage_output(struct pass *pass)
 {
-    pass->y[TOKENS * pass->output_size - 1] ^= 1;
+    ((uint16_t *)pass->y)[TOKENS * pass->output_size - 1] ^= 1;
 }
 
 static void damage_is_found_in_its_stage(void **state)
@@ -172,6 +172,66 @@ static void damage_is_found_in_its_stage(void **state)
     expect_found(MOE4_COMPUTE_FP8, damage_code, VERIFY_INTERMEDIATE, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_row, VERIFY_GEMM2, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_output, VERIFY_OUTPUT, 1);
+}
+
+/* The fixture's tokens again with the choices of its router, packed, and y in f32 added to numbers. */
+static void fixture_give_ids(struct fixture *f)
+{
+    enum { A = 4 };
+    struct pass given = pass_begin(&f->config, PASS_IDS, TOKENS, A);
+    float *addend;
+    const int64_t n_y = TOKENS * f->config.hidden_size;
+    given.x = f->pass.x;
+    f->pass.x = NULL;
+    given.topk_format = MOE4_TOPK_PACKED;
+    given.y_dtype = MOE4_DTYPE_F32;
+    assert_int_equal(allocate(&given.given_ids, TOKENS * A, sizeof(int32_t), "ids"), 0);
+    assert_int_equal(allocate(&addend, n_y, sizeof *addend, "addend"), 0);
+    for (int p = 0; p < TOKENS * A; p++)
+        given.given_ids[p] = (int32_t)((uint32_t)f->pass.ids[p] << 16 | ref_to_bf16(f->pass.weights[p]));
+    for (int64_t i = 0; i < n_y; i++) addend[i] = (float)(i % 7 - 3);
+    given.addend = addend;
+    pass_end(&f->pass);
+    f->pass = given;
+    assert_int_equal(pass_allocate(&f->pass, PASS_STAGES), 0);
+    assert_int_equal(pass_prepare(&f->pass, f->context, f->layer), 0);
+    pass_refresh(&f->pass);
+    assert_int_equal(pass_forward(&f->pass, f->context, f->layer, FORWARD_ALL), MOE4_OK);
+}
+
+static void damage_addend(struct pass *pass)
+{
+    ((float *)pass->addend)[3] += 0.25f;
+}
+
+static void damage_wide_output(struct pass *pass)
+{
+    ((uint32_t *)pass->y)[TOKENS * pass->output_size - 1] ^= 1;
+}
+
+static void given_ids_and_addends_are_checked(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*damage)(struct pass *pass);
+        verify_stage stage;
+    } cases[] = {{damage_id, VERIFY_ROUTING},
+                 {damage_weight, VERIFY_ROUTING},
+                 {damage_addend, VERIFY_OUTPUT},
+                 {damage_wide_output, VERIFY_OUTPUT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fixture f = {0};
+        fixture_open(&f, MOE4_COMPUTE_BF16);
+        fixture_give_ids(&f);
+        struct verify_report report = fixture_verify(&f);
+        assert_true(verify_is_good(&report));
+        assert_int_equal(report.stages[VERIFY_ROUTING].n_checked, TOKENS * 4);
+        cases[i].damage(&f.pass);
+        report = fixture_verify(&f);
+        assert_true(report.stages[cases[i].stage].n_outside > 0);
+        assert_false(verify_is_good(&report));
+        fixture_close(&f);
+    }
 }
 
 /* The whole layer counts too, even when every stage is right. */
@@ -191,9 +251,8 @@ static void wrong_layers_are_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_passes_are_good),
-        cmocka_unit_test(oracle_agrees),
-        cmocka_unit_test(damage_is_found_in_its_stage),
+        cmocka_unit_test(right_passes_are_good),        cmocka_unit_test(oracle_agrees),
+        cmocka_unit_test(damage_is_found_in_its_stage), cmocka_unit_test(given_ids_and_addends_are_checked),
         cmocka_unit_test(wrong_layers_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
