@@ -11,6 +11,7 @@
 #include "message.h"
 #include "moe4/tune.h"
 #include "options.h"
+#include "packing.h"
 #include "pass.h"
 #include "probe.h"
 #include "progress.h"
@@ -37,6 +38,7 @@ struct bench {
     struct workload workload;
     moe4_layer *layer;
     moe4_layer_info layer_info;
+    double prepare_gbs;           /* read and written */
     struct memory_record weights; /* where the layer keeps most of them */
     struct probe *probe;
     struct probe_result machine;
@@ -73,6 +75,8 @@ static int bench_prepare(struct bench *bench)
     int code = workload_open(&bench->shape, bench->info.n_threads, &bench->workload);
     if (code) return code;
     moe4_expert_source source = workload_source(&bench->workload);
+    code = packing_measure((moe4_isa)bench->isa, bench->n_threads, &bench->config, &source, &bench->prepare_gbs);
+    if (code) return code;
     if (moe4_layer_create_from(bench->context, &bench->config, &source, &bench->layer) != MOE4_OK ||
         moe4_layer_describe(bench->layer, &bench->layer_info) != MOE4_OK)
         return fail_library(bench->context);
@@ -211,6 +215,7 @@ static void point_print_json(const struct bench *bench, const struct point *poin
     json_put_real(line, "clock_ghz", machine->clock_ghz);
     json_put_real(line, "floor_ms", summary->floor_ms);
     json_put_real(line, "ratio_to_floor", summary->ratio);
+    json_put_real(line, "prepare_gbs", bench->prepare_gbs);
     json_put_real(line, "check_worst_ratio", point->worst_ratio);
     json_put_text(line, "commit", commit_id());
     json_put_text(line, "version", moe4_version());
@@ -282,6 +287,7 @@ static void bench_print_head(const struct bench *bench)
 static void bench_print_machine(const struct bench *bench)
 {
     const struct probe_result *machine = &bench->machine;
+    report_field("prepared", "at %.1f GB/s, read and written", bench->prepare_gbs);
     report_field("measured", "%.1f GB/s read, %.0f GFLOP/s by %s", machine->bandwidth_gbs, machine->rate_gflops,
                  machine->instruction);
     if (machine->rate_per_clock > 0)

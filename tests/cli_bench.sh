@@ -8,7 +8,7 @@ small="--hidden 128 --intermediate 64 --repeat 2"
 expect 0 bench --shape oss20b --experts 8 --tokens 1,3 --backend cpu --threads 2 --json $small
 json shape=oss20b tokens backend=cpu activation_dtype=bf16 threads=2 kernel isa order routing=uniform ms_median ms_p10 ms_p90 \
     gbs gflops bandwidth_gbs_measured rate_gflops_measured rate_instruction rate_per_clock floor_ms ratio_to_floor \
-    check_worst_ratio commit version
+    prepare_gbs check_worst_ratio commit version
 [ "$(wc -l <"$out")" -eq 2 ] || die "not a line a point:"
 says "$out" '"tokens":3,'
 

@@ -1,6 +1,7 @@
 #include "panel.h"
 
 #include "cpu/isa.h"
+#include "cpu/kernels/pack.h"
 #include "ref.h"
 
 int32_t runnable_kernels(const struct kernel *kernels[MAX_KERNELS])
@@ -19,7 +20,7 @@ const uint8_t *panel_pack(struct buffers *buffers, const moe4_matrix *matrix, in
     const struct row_order order = {PANEL_PLAIN, MOE4_GATE_UP_NONE, PANEL_ROWS, PANEL_ROWS};
     float bias[PANEL_ROWS];
     uint8_t *panel = buffers_allocate(buffers, (size_t)(K / 32 * PANEL_BLOCK_BYTES));
-    layout_pack_panel(matrix, K, &order, 0, panel, bias);
+    layout_pack_panel(pack_rows_c, matrix, K, &order, 0, panel, bias);
     return panel;
 }
 

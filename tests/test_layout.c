@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "cpu/kernels/pack.h"
 #include "cpu/layout.h"
 #include "fixture.h"
 #include "ref.h"
@@ -48,13 +49,13 @@ static void check_row(const moe4_matrix *matrix, int64_t K, int64_t row, const u
     }
 }
 
-static void check_panel(const moe4_matrix *matrix, int64_t K, const struct row_order *order, int64_t panel,
-                        const int64_t rows[PANEL_ROWS], struct buffers *buffers)
+static void check_packed(pack_rows_fn *pack, const moe4_matrix *matrix, int64_t K, const struct row_order *order,
+                         int64_t panel, const int64_t rows[PANEL_ROWS], struct buffers *buffers)
 {
     const size_t bytes = (size_t)(K / 32 * PANEL_BLOCK_BYTES);
     uint8_t *packed = buffers_allocate(buffers, bytes);
     float *bias = buffers_allocate(buffers, PANEL_ROWS * sizeof *bias);
-    assert_int_equal(layout_pack_panel(matrix, K, order, panel, packed, bias), 1);
+    assert_int_equal(layout_pack_panel(pack, matrix, K, order, panel, packed, bias), 1);
     for (int32_t lane = 0; lane < PANEL_ROWS; lane++) {
         int64_t row = rows[lane];
         assert_int_equal(layout_source_row(order, panel, lane), row);
@@ -63,6 +64,15 @@ static void check_panel(const moe4_matrix *matrix, int64_t K, const struct row_o
         if ((double)bias[lane] != expected)
             fail_msg("bias of lane %d is %g, not %g", lane, (double)bias[lane], expected);
     }
+}
+
+/* With every packer that can be run here. */
+static void check_panel(const moe4_matrix *matrix, int64_t K, const struct row_order *order, int64_t panel,
+                        const int64_t rows[PANEL_ROWS], struct buffers *buffers)
+{
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n = isa_levels(levels);
+    for (int32_t i = 0; i < n; i++) check_packed(pack_rows_for(levels[i]), matrix, K, order, panel, rows, buffers);
 }
 
 static void check_gated(const moe4_layer_config *config, const struct weight_plan *plan, enum buffers_kind kind)
@@ -87,8 +97,9 @@ static void test_gated(void **state)
     (void)state;
     static const moe4_gate_up orders[] = {MOE4_GATE_UP_INTERLEAVED, MOE4_GATE_UP_GATE_FIRST, MOE4_GATE_UP_UP_FIRST};
     static const moe4_dtype dtypes[] = {MOE4_DTYPE_F32, MOE4_DTYPE_F16, MOE4_DTYPE_BF16};
+    static const int64_t hidden_sizes[] = {544, 96, 640, 1120}; /* blocks are packed by 4, their scales by 16 */
     for (int i = 0; i < 12; i++) {
-        moe4_layer_config config = layer_config(i % 4 ? 96 : 544, i % 3 ? 96 : 32, 2, 1);
+        moe4_layer_config config = layer_config(hidden_sizes[i % 4], i % 3 ? 96 : 32, 2, 1);
         config.gate_up = orders[i % 3];
         config.stored_intermediate_size = i % 2 ? 0 : config.intermediate_size + 64;
         struct weight_plan plan = {.biases = i % 5 ? BIAS_BOTH : BIAS_NONE,
@@ -122,9 +133,10 @@ static void test_plain(void **state)
 }
 
 /* Whether packing calls these 64 rows of one block fast, when row `row` has this scale byte and code. */
-static int is_fast(int32_t row, unsigned scale, unsigned code)
+static int is_fast(pack_rows_fn *pack, int32_t row, unsigned scale, unsigned code)
 {
-    uint8_t codes[PANEL_ROWS * BLOCK_BYTES], scales[PANEL_ROWS], packed[PANEL_BLOCK_BYTES];
+    uint8_t codes[PANEL_ROWS * BLOCK_BYTES], scales[PANEL_ROWS];
+    uint8_t packed[PANEL_BLOCK_BYTES] __attribute__((aligned(LINE_BYTES)));
     float bias[PANEL_ROWS];
     memset(codes, 0x23, sizeof codes);
     memset(scales, 120, sizeof scales);
@@ -133,18 +145,25 @@ static int is_fast(int32_t row, unsigned scale, unsigned code)
     set_code(codes + row * BLOCK_BYTES, row % 32, code);
     moe4_matrix matrix = {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE};
     struct row_order order = {PANEL_PLAIN, MOE4_GATE_UP_NONE, PANEL_ROWS, PANEL_ROWS};
-    return layout_pack_panel(&matrix, 32, &order, 0, packed, bias);
+    return layout_pack_panel(pack, &matrix, 32, &order, 0, packed, bias);
+}
+
+static void check_scales(pack_rows_fn *pack)
+{
+    for (unsigned scale = 0; scale < 256; scale++)
+        for (unsigned code = 0; code < 16; code++) {
+            int is_zero = code % 8 == 0;
+            int expected = scale == 255 ? 0 : is_zero || (scale >= 1 && scale <= 252);
+            assert_int_equal(is_fast(pack, (int32_t)((scale + code) % 64), scale, code), expected);
+        }
 }
 
 static void test_which_scales_are_fast(void **state)
 {
     (void)state;
-    for (unsigned scale = 0; scale < 256; scale++)
-        for (unsigned code = 0; code < 16; code++) {
-            int is_zero = code % 8 == 0;
-            int expected = scale == 255 ? 0 : is_zero || (scale >= 1 && scale <= 252);
-            assert_int_equal(is_fast((int32_t)((scale + code) % 64), scale, code), expected);
-        }
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n = isa_levels(levels);
+    for (int32_t i = 0; i < n; i++) check_scales(pack_rows_for(levels[i]));
 }
 
 int main(void)

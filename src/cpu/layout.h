@@ -63,10 +63,20 @@ static inline int64_t panel_count(const struct row_order *order)
 /* The matrix row behind row `lane` of a panel; -1 where the panel is padding. */
 int64_t layout_source_row(const struct row_order *order, int64_t panel, int32_t lane);
 
-/* Packs a panel of an MXFP4 matrix [.., K] and its biases (64 floats, 0 where there is none).
+/* Where the rows of a panel lie.  NULL = padding, zeros; that comes in whole subtiles. */
+struct panel_rows {
+    const uint8_t *codes[PANEL_ROWS];  /* 16 bytes a block */
+    const uint8_t *scales[PANEL_ROWS]; /* 1 byte a block */
+};
+
+/* Packs n_blocks blocks of a panel (kernels/pack.h); packed is 64-byte aligned and will not be read soon.
  * Returns 1 when every scale is one that the fast kernels hold exactly, else 0. */
-int layout_pack_panel(const moe4_matrix *matrix, int64_t K, const struct row_order *order, int64_t panel,
-                      uint8_t *packed, float *bias);
+typedef int pack_rows_fn(const struct panel_rows *rows, int64_t n_blocks, uint8_t *packed);
+
+/* Packs a panel of an MXFP4 matrix [.., K] and its biases (64 floats, 0 where there is none).
+ * Returns what `pack` returns. */
+int layout_pack_panel(pack_rows_fn *pack, const moe4_matrix *matrix, int64_t K, const struct row_order *order,
+                      int64_t panel, uint8_t *packed, float *bias);
 
 /* E8M0 byte of row `row` in a packed block. */
 static inline uint8_t layout_scale(const uint8_t *block, int32_t row)

@@ -8,6 +8,7 @@
 #include "backend.h"
 #include "base/checked.h"
 #include "context.h"
+#include "cpu/kernels/pack.h"
 #include "cpu/pool.h"
 
 /* Routed rows of a chunk: enough that reading all weights once a chunk costs little (a few percent at most), few enough
@@ -86,9 +87,10 @@ struct pack_job {
     _Atomic int has_extreme_scale;
 };
 
-static int pack_panel(struct packed_matrix *matrix, const moe4_matrix *source, int32_t l, int64_t panel)
+static int pack_panel(pack_rows_fn *pack, struct packed_matrix *matrix, const moe4_matrix *source, int32_t l,
+                      int64_t panel)
 {
-    return layout_pack_panel(source, matrix->K, &matrix->order, panel, (uint8_t *)packed_panel(matrix, l, panel),
+    return layout_pack_panel(pack, source, matrix->K, &matrix->order, panel, (uint8_t *)packed_panel(matrix, l, panel),
                              (float *)packed_bias(matrix, l, panel));
 }
 
@@ -96,13 +98,14 @@ static void pack_worker(void *argument, int32_t worker)
 {
     (void)worker;
     struct pack_job *job = argument;
+    pack_rows_fn *pack = job->prepared->pack;
     struct packed_matrix *gate_up = &job->prepared->gate_up, *down = &job->prepared->down;
     for (;;) {
         int64_t panel = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
         if (panel >= gate_up->n_panels + down->n_panels) return;
         int is_fast = panel < gate_up->n_panels
-                          ? pack_panel(gate_up, &job->expert->gate_up, job->l, panel)
-                          : pack_panel(down, &job->expert->down, job->l, panel - gate_up->n_panels);
+                          ? pack_panel(pack, gate_up, &job->expert->gate_up, job->l, panel)
+                          : pack_panel(pack, down, &job->expert->down, job->l, panel - gate_up->n_panels);
         if (!is_fast) atomic_store_explicit(&job->has_extreme_scale, 1, memory_order_relaxed);
     }
 }
@@ -150,6 +153,7 @@ moe4_status prepared_plan(struct moe4_context *context, struct moe4_layer *layer
     prepared->isa = context->isa;
     prepared->kernel = kernel_best(context->isa);
     prepared->rows = row_kernels_for(context->isa);
+    prepared->pack = pack_rows_for(context->isa);
     prepared->activate = activations->run[layer->activation];
     prepared->round = activations->round;
     prepared->chunk_rows = CHUNK_ROWS;

@@ -22,6 +22,7 @@ struct prepared {
     moe4_isa isa;
     const struct kernel *kernel; /* of every expert but those that need the exact one */
     const struct row_kernels *rows;
+    pack_rows_fn *pack;
     activation_fn *activate;
     void (*round)(const float *v, int64_t n, uint16_t *rounded);
     struct packed_matrix gate_up, down;
