@@ -22,7 +22,7 @@ find_library(MOE4_CUDART cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/lib
 mark_as_advanced(MOE4_CUDART)
 
 set(cuda_objects)
-foreach(name exact gemm group pack quantize route rows)
+foreach(name combine exact gemm group pack quantize route rows)
     set(source ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM COMMENT "nvcc ${name}.cu"

@@ -93,6 +93,19 @@ moe4_status moe4_context_describe(moe4_context *context, moe4_context_info *info
     return MOE4_OK;
 }
 
+moe4_status moe4_context_check(moe4_context *context)
+{
+    if (!context) return MOE4_EINVAL;
+    return context->status ? context->status : context->backend->check_faults(context);
+}
+
+moe4_status moe4_context_clear(moe4_context *context)
+{
+    if (!context) return MOE4_EINVAL;
+    if (!context->status) context->backend->clear_faults(context);
+    return context->status;
+}
+
 /* ---- Layer
  * ------------------------------------------------------------------------------------------------------------ */
 
@@ -193,20 +206,6 @@ static moe4_status resolve_stride(moe4_context *context, const char *name, int64
     if (*ld < columns)
         return context_fail(context, MOE4_EINVAL, "%s is %lld, expected at least %lld", name, (long long)*ld,
                             (long long)columns);
-    return MOE4_OK;
-}
-
-/* T from the host, or from the device where that is the host too. */
-static moe4_status read_token_count(moe4_context *context, const moe4_batch *batch, int64_t *n_tokens)
-{
-    *n_tokens = batch->n_tokens;
-    if (batch->n_tokens < 0)
-        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)batch->n_tokens);
-    if (!batch->n_tokens_device || context->backend != &backend_cpu) return MOE4_OK;
-    if (*batch->n_tokens_device < 0 || *batch->n_tokens_device > batch->n_tokens)
-        return context_fail(context, MOE4_EINVAL, "*n_tokens_device is %d, expected 0 to n_tokens %lld",
-                            *batch->n_tokens_device, (long long)batch->n_tokens);
-    *n_tokens = *batch->n_tokens_device;
     return MOE4_OK;
 }
 
@@ -347,7 +346,7 @@ static moe4_status forward(moe4_context *context, const moe4_layer *layer, moe4_
     resolve_dtypes(batch, logits, topk, result);
     moe4_query query = query_of(batch, logits, topk, result);
     TRY(supports_call(context, &query));
-    TRY(read_token_count(context, batch, &call.n_tokens));
+    TRY(read_token_count(context, batch->n_tokens, batch->n_tokens_device, &call.n_tokens));
     if (call.n_tokens == 0) return MOE4_OK;
     TRY(check_batch(context, layer, batch));
     TRY(check_result(context, layer, call.n_tokens, call.top_k, result));

@@ -43,9 +43,17 @@ struct backend {
     /* Lists the arrays of a planned layer, the largest first; returns how many.  MOE4_EINVAL if one's size wraps. */
     moe4_status (*list_parts)(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
                               int32_t *n_parts);
+    /* Memory of an array, in which kernels find it; NULL on failure. */
+    void *(*allocate_part)(const struct moe4_layer *layer, size_t bytes);
+    void (*release_part)(const struct moe4_layer *layer, void *memory, size_t bytes);
+    /* Copies between an array and host memory; both NULL where arrays are host memory. */
+    moe4_status (*download_part)(struct moe4_context *context, const struct moe4_layer *layer, void *to,
+                                 const void *part, size_t bytes);
+    moe4_status (*upload_part)(struct moe4_context *context, const struct moe4_layer *layer, void *part,
+                               const void *from, size_t bytes);
     /* Fills the arrays, reading each expert once. */
     moe4_status (*fill)(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
-    /* Accepts or refuses arrays that came from a file. */
+    /* Accepts or refuses arrays that came from a file, and does whatever else fill does. */
     moe4_status (*check_parts)(struct moe4_context *context, struct moe4_layer *layer);
     void (*release)(struct moe4_layer *layer); /* layer->prepared, its arrays being gone */
     void (*describe_layer)(const struct moe4_layer *layer, moe4_layer_info *info); /* adds what the backend knows */
@@ -54,6 +62,12 @@ struct backend {
                                    int32_t top_k, size_t *bytes);
     moe4_status (*forward)(struct moe4_context *context, const struct moe4_layer *layer,
                            const struct forward_call *call);
+    /* Finishes a deferred call of at least one token; result has y only. */
+    moe4_status (*combine)(struct moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
+
+    /* What the device found wrong after a call had returned (moe4_context_check), and forgetting it. */
+    moe4_status (*check_faults)(struct moe4_context *context);
+    void (*clear_faults)(struct moe4_context *context);
 };
 
 extern const struct backend backend_cpu, backend_cuda; /* the second where MOE4_HAS_CUDA is defined */

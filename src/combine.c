@@ -1,40 +1,17 @@
 /* The public side of deferral: whether to defer, and the combine that finishes a deferred call. */
-#include "cpu/combine.h"
-
-#include <stdatomic.h>
-
+#include "backend.h"
 #include "base/dims.h"
 #include "base/dtype.h"
-#include "context.h"
-#include "cpu/activation.h"
-#include "cpu/pool.h"
 #include "supports.h"
-
-enum { TOKENS_A_CLAIM = 8 };
-
-struct combine_job {
-    struct combine combine;
-    int64_t n_tokens;
-    _Atomic int64_t next;
-};
-
-static void combine_worker(void *argument, int32_t worker)
-{
-    (void)worker;
-    struct combine_job *job = argument;
-    for (;;) {
-        int64_t first = atomic_fetch_add_explicit(&job->next, TOKENS_A_CLAIM, memory_order_relaxed);
-        if (first >= job->n_tokens) return;
-        int64_t left = job->n_tokens - first;
-        combine_tokens(&job->combine, first, first + (left < TOKENS_A_CLAIM ? left : TOKENS_A_CLAIM));
-    }
-}
 
 static moe4_status check_deferred(moe4_context *context, moe4_deferred *d)
 {
-    if (d->n_tokens < 0)
-        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)d->n_tokens);
-    if (d->n_tokens == 0) return MOE4_OK;
+    int64_t n_tokens;
+    moe4_status status = read_token_count(context, d->n_tokens, d->n_tokens_device, &n_tokens);
+    d->n_tokens = n_tokens;
+    if (status || n_tokens == 0) return status;
+    if (d->stream && context->backend == &backend_cpu)
+        return context_fail(context, MOE4_EINVAL, "stream is not NULL, which it must be on the cpu");
     if (d->top_k < 1 || d->top_k > MAX_TOP_K)
         return context_fail(context, MOE4_EINVAL, "top_k is %d, expected 1 to %d", d->top_k, MAX_TOP_K);
     if (d->n_tokens > INT64_MAX / d->top_k)
@@ -55,10 +32,6 @@ static moe4_status check_deferred(moe4_context *context, moe4_deferred *d)
     if (d->ld_addend < d->output_size)
         return context_fail(context, MOE4_EINVAL, "ld_addend is %lld, expected at least %lld", (long long)d->ld_addend,
                             (long long)d->output_size);
-    for (int64_t i = 0; i < d->n_tokens * d->top_k; i++)
-        if (d->row_map[i] < -1 || d->row_map[i] >= d->n_rows)
-            return context_fail(context, MOE4_EINVAL, "row_map[%lld] is %d, expected -1 to %lld", (long long)i,
-                                d->row_map[i], (long long)d->n_rows - 1);
     return MOE4_OK;
 }
 
@@ -86,32 +59,13 @@ moe4_status moe4_combine(moe4_context *context, const moe4_deferred *given, cons
     if (context->status) return context->status;
     moe4_deferred d;
     moe4_result result;
-    moe4_status status = require_cpu(context, "moe4_combine");
-    if (!status) status = adopt_struct(context, "deferred", given, &d, sizeof d);
+    moe4_status status = adopt_struct(context, "deferred", given, &d, sizeof d);
     if (!status) status = adopt_struct(context, "result", given_result, &result, sizeof result);
     if (!status) status = check_deferred(context, &d);
     if (status || d.n_tokens == 0) return status;
     if (!result.y_dtype) result.y_dtype = MOE4_DTYPE_BF16;
     if ((status = check_destination(context, &d, &result))) return status;
-
-    struct combine_job job = {.combine = {.rows = row_kernels_for(context->isa),
-                                          .round = activation_kernels_for(context->isa)->round,
-                                          .z = d.gemm2_rows,
-                                          .width = d.output_size,
-                                          .row_map = d.row_map,
-                                          .weights = d.weights,
-                                          .A = d.top_k,
-                                          .scale = d.scale == 0.0f ? 1.0f : d.scale,
-                                          .addend = d.addend,
-                                          .addend_dtype = d.addend_dtype,
-                                          .ld_addend = d.ld_addend,
-                                          .y = result.y,
-                                          .y_dtype = result.y_dtype,
-                                          .ldy = result.ldy,
-                                          .write = result.write},
-                              .n_tokens = d.n_tokens};
-    pool_run(context->pool, combine_worker, &job);
-    return MOE4_OK;
+    return context->backend->combine(context, &d, &result);
 }
 
 /* ---- Whether to defer

@@ -256,6 +256,20 @@ int64_t layer_weight_bytes(const struct moe4_layer *layer)
     return layer->L * (codes / 2 + codes / BLOCK_SIZE);
 }
 
+moe4_status layer_size_parts(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
+                             int32_t n_parts)
+{
+    for (int32_t i = 0; i < n_parts; i++) {
+        int64_t n_bytes = strcmp(parts[i].dtype, "F32") == 0 ? 4 : 1;
+        for (int32_t d = 0; d < parts[i].rank; d++)
+            if (!i64_multiply(n_bytes, parts[i].shape[d], &n_bytes))
+                return context_fail(context, MOE4_EINVAL, "%s of %d experts does not fit the address space",
+                                    parts[i].name, layer->L);
+        parts[i].n_bytes = n_bytes;
+    }
+    return MOE4_OK;
+}
+
 moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer *layer)
 {
     struct layer_part parts[MAX_PARTS];
@@ -263,7 +277,7 @@ moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer
     moe4_status status = layer->backend->list_parts(context, layer, parts, &n_parts);
     for (int32_t i = 0; !status && i < n_parts; i++) {
         if (*parts[i].slot) continue;
-        *parts[i].slot = memory_allocate(&layer->allocator, (size_t)parts[i].n_bytes);
+        *parts[i].slot = layer->backend->allocate_part(layer, (size_t)parts[i].n_bytes);
         if (!*parts[i].slot) status = context_fail_memory(context, parts[i].name, (size_t)parts[i].n_bytes);
     }
     return status;
@@ -280,7 +294,7 @@ static void release_parts(struct moe4_layer *layer)
     for (int32_t i = 0; i < n_parts; i++) {
         size_t from_mapping = (size_t)((char *)*parts[i].slot - (char *)layer->mapping);
         int is_mapped = layer->mapping && from_mapping < layer->mapping_bytes;
-        if (!is_mapped) memory_release(&layer->allocator, *parts[i].slot, (size_t)parts[i].n_bytes);
+        if (*parts[i].slot && !is_mapped) layer->backend->release_part(layer, *parts[i].slot, (size_t)parts[i].n_bytes);
     }
     if (layer->mapping) munmap(layer->mapping, layer->mapping_bytes);
 }

@@ -7,6 +7,7 @@
 #include "moe4/moe4.h"
 
 struct backend;
+struct layer_part; /* backend.h */
 
 struct moe4_layer {
     moe4_allocator allocator;
@@ -31,8 +32,9 @@ struct moe4_layer {
     float *router_weight; /* [E, router_size] */
     float *router_bias;   /* [E] */
 
-    void *prepared; /* the backend's */
-    void *mapping;  /* of the file that holds some of its arrays; NULL = all are in memory of their own */
+    int64_t chunk_rows; /* routed rows that forward works on at a time; the backend's choice */
+    void *prepared;     /* the backend's */
+    void *mapping;      /* of the file that holds some of its arrays; NULL = all are in memory of their own */
     size_t mapping_bytes;
 };
 
@@ -46,6 +48,10 @@ moe4_status layer_read_expert(struct moe4_context *context, const struct moe4_la
 
 /* Codes and scales of all local experts as a checkpoint has them. */
 int64_t layer_weight_bytes(const struct moe4_layer *layer);
+
+/* The parts' n_bytes from their shapes and types.  MOE4_EINVAL if one wraps. */
+moe4_status layer_size_parts(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
+                             int32_t n_parts);
 
 /* Memory for every array of a planned layer that has none yet. */
 moe4_status layer_allocate_parts(struct moe4_context *context, struct moe4_layer *layer);

@@ -19,7 +19,7 @@
 
 #define FORMAT "moe4 prepared layer, version 1"
 
-enum { MAX_SOURCE_BYTES = 255, MAX_TENSORS = MAX_PARTS + 9, PART_ALIGNMENT = 64 };
+enum { MAX_SOURCE_BYTES = 255, MAX_TENSORS = MAX_PARTS + 9, PART_ALIGNMENT = 64, COPY_BYTES = 1 << 24 };
 
 /* ---- What is written -------------------------------------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ enum { MAX_SOURCE_BYTES = 255, MAX_TENSORS = MAX_PARTS + 9, PART_ALIGNMENT = 64 
 struct contents {
     moe4_tensor tensors[MAX_TENSORS];
     const void *data[MAX_TENSORS];
-    int32_t n;
+    int32_t n, n_parts; /* the layer's parts come first */
 };
 
 static void add(struct contents *contents, const char *name, const char *dtype, int32_t rank, const int64_t *shape,
@@ -79,6 +79,7 @@ static moe4_status list_contents(moe4_context *context, const struct moe4_layer 
     if (status) return status;
     for (int32_t i = 0; i < n_parts; i++)
         add(contents, parts[i].name, parts[i].dtype, parts[i].rank, parts[i].shape, *parts[i].slot, parts[i].n_bytes);
+    contents->n_parts = n_parts;
     add_vector(contents, "numbers", "I64", N_SAVED_NUMBERS, 8, numbers);
     add_vector(contents, "expert_map", "I32", layer->E, 4, layer->local_of);
     add(contents, "activation_params", "F32", 2, (int64_t[]){layer->L, 3}, layer->params, (int64_t)layer->L * 12);
@@ -94,6 +95,29 @@ static moe4_status list_contents(moe4_context *context, const struct moe4_layer 
     return MOE4_OK;
 }
 
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* A part that is not host memory, a piece at a time. */
+static moe4_status write_from_device(moe4_context *context, const struct moe4_layer *layer, moe4_writer *writer,
+                                     int32_t index, const struct contents *contents)
+{
+    const char *part = contents->data[index];
+    const int64_t n_bytes = contents->tensors[index].n_bytes;
+    const size_t piece_bytes = (size_t)least(n_bytes, COPY_BYTES);
+    void *piece = memory_allocate(&context->allocator, piece_bytes);
+    moe4_status status = piece ? MOE4_OK : context_fail_memory(context, contents->tensors[index].name, piece_bytes);
+    for (int64_t first = 0; !status && first < n_bytes; first += COPY_BYTES) {
+        const int64_t n = least(n_bytes - first, COPY_BYTES);
+        status = layer->backend->download_part(context, layer, piece, part + first, (size_t)n);
+        if (!status) status = moe4_writer_write(context, writer, index, first, n, piece);
+    }
+    memory_release(&context->allocator, piece, piece_bytes);
+    return status;
+}
+
 moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *layer, const char *source, const char *path)
 {
     _Static_assert(sizeof(struct activation_params) == 12, "activation_params are saved as three floats");
@@ -103,13 +127,14 @@ moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *layer, cons
     if (source && strlen(source) > MAX_SOURCE_BYTES)
         return context_fail(context, MOE4_EINVAL, "source has %zu bytes, expected at most %d", strlen(source),
                             MAX_SOURCE_BYTES);
-    moe4_status status = require_cpu(context, "moe4_layer_save");
-    if (status) return status;
+    if (layer->backend != context->backend)
+        return context_fail(context, MOE4_EINVAL, "the layer was prepared for another device than %s",
+                            context->device_name);
     int64_t numbers[N_SAVED_NUMBERS];
     float scale = (float)layer->router.scale;
     struct contents contents = {.n = 0};
     list_numbers(layer, numbers);
-    status = list_contents(context, layer, numbers, &scale, &contents);
+    moe4_status status = list_contents(context, layer, numbers, &scale, &contents);
     if (status) return status;
 
     const char *metadata[] = {"format",  FORMAT,         "layout", layer->backend->layout,
@@ -119,7 +144,9 @@ moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *layer, cons
     status = moe4_writer_create(context, path, contents.tensors, contents.n, metadata, &writer);
     if (status) return status;
     for (int32_t i = 0; !status && i < contents.n; i++)
-        status = moe4_writer_write(context, writer, i, 0, contents.tensors[i].n_bytes, contents.data[i]);
+        status = i < contents.n_parts && layer->backend->download_part
+                     ? write_from_device(context, layer, writer, i, &contents)
+                     : moe4_writer_write(context, writer, i, 0, contents.tensors[i].n_bytes, contents.data[i]);
     if (!status) return moe4_writer_commit(context, writer);
     moe4_writer_discard(writer);
     return status;
@@ -288,6 +315,23 @@ static moe4_status map_file(moe4_context *context, const char *path, struct moe4
     return MOE4_OK;
 }
 
+/* Fills a part that is not host memory, a piece at a time. */
+static moe4_status read_to_device(struct loader *loader, const struct moe4_layer *layer, const moe4_tensor *tensor,
+                                  char *part)
+{
+    moe4_context *context = loader->context;
+    const size_t piece_bytes = (size_t)least(tensor->n_bytes, COPY_BYTES);
+    void *piece = memory_allocate(&context->allocator, piece_bytes);
+    moe4_status status = piece ? MOE4_OK : context_fail_memory(context, tensor->name, piece_bytes);
+    for (int64_t first = 0; !status && first < tensor->n_bytes; first += COPY_BYTES) {
+        const int64_t n = least(tensor->n_bytes - first, COPY_BYTES);
+        status = moe4_tensors_read(context, loader->tensors, tensor, first, n, piece);
+        if (!status) status = layer->backend->upload_part(context, layer, part + first, piece, (size_t)n);
+    }
+    memory_release(&context->allocator, piece, piece_bytes);
+    return status;
+}
+
 /* Arrays that lie well in a mapping are used where they are; the others get memory of their own. */
 static moe4_status read_parts(struct loader *loader, struct moe4_layer *layer)
 {
@@ -308,8 +352,9 @@ static moe4_status read_parts(struct loader *loader, struct moe4_layer *layer)
     status = layer_allocate_parts(loader->context, layer);
     for (int32_t i = 0; !status && i < n_parts; i++)
         if (!is_mapped[i])
-            status =
-                moe4_tensors_read(loader->context, loader->tensors, tensors[i], 0, parts[i].n_bytes, *parts[i].slot);
+            status = layer->backend->upload_part ? read_to_device(loader, layer, tensors[i], *parts[i].slot)
+                                                 : moe4_tensors_read(loader->context, loader->tensors, tensors[i], 0,
+                                                                     parts[i].n_bytes, *parts[i].slot);
     return status;
 }
 
@@ -345,9 +390,12 @@ moe4_status moe4_layer_load(moe4_context *context, const char *path, const char 
     if (!path || !layer) return context_fail(context, MOE4_EINVAL, "%s is NULL", path ? "layer" : "path");
     if (mapping != MOE4_MAPPING_NONE && mapping != MOE4_MAPPING_SHARED)
         return context_fail(context, MOE4_EINVAL, "mapping is %d, expected none or shared", mapping);
+    if (mapping == MOE4_MAPPING_SHARED && context->backend->upload_part)
+        return context_fail(context, MOE4_EUNSUPPORTED,
+                            "mapping is shared, but the weights of a layer of %s lie on the device, expected none",
+                            context->device_name);
     struct loader loader = {.context = context, .path = path};
-    moe4_status status = require_cpu(context, "moe4_layer_load");
-    if (!status) status = moe4_tensors_open(context, path, &loader.tensors);
+    moe4_status status = moe4_tensors_open(context, path, &loader.tensors);
     if (status) return status;
     status = check_key(&loader, "format", FORMAT);
     if (!status) status = check_key(&loader, "layout", context->backend->layout);

@@ -27,6 +27,19 @@ moe4_status adopt_struct(struct moe4_context *context, const char *name, const v
     return MOE4_OK;
 }
 
+moe4_status read_token_count(struct moe4_context *context, int64_t n_tokens, const int32_t *on_device, int64_t *T)
+{
+    *T = n_tokens;
+    if (n_tokens < 0)
+        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected 0 or more", (long long)n_tokens);
+    if (!on_device || context->backend != &backend_cpu) return MOE4_OK;
+    if (*on_device < 0 || *on_device > n_tokens)
+        return context_fail(context, MOE4_EINVAL, "*n_tokens_device is %d, expected 0 to n_tokens %lld", *on_device,
+                            (long long)n_tokens);
+    *T = *on_device;
+    return MOE4_OK;
+}
+
 moe4_status require_cpu(struct moe4_context *context, const char *what)
 {
     if (context->backend == &backend_cpu) return MOE4_OK;

@@ -10,6 +10,9 @@
 moe4_status adopt_struct(struct moe4_context *context, const char *name, const void *given, void *copy, size_t known);
 
 /* Refuses on a context of another device what only the CPU does. */
+/* T: n_tokens, or what on_device says where that is host memory.  MOE4_EINVAL if it is out of range. */
+moe4_status read_token_count(struct moe4_context *context, int64_t n_tokens, const int32_t *on_device, int64_t *T);
+
 moe4_status require_cpu(struct moe4_context *context, const char *what);
 
 /* What of a query does not depend on the layer's config: dtypes and words of a call. */

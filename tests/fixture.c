@@ -26,6 +26,11 @@ int is_sanitized(void)
 #endif
 }
 
+int is_cpu_tested(void)
+{
+    return 1;
+}
+
 /* ---- Random numbers ---- */
 
 /* splitmix64 */

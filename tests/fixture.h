@@ -11,6 +11,9 @@
 /* Whether this is a sanitizer's build, ten times slower: the longest tests do less. */
 int is_sanitized(void);
 
+/* Whether contexts are of the CPU backend: tests/test_cuda_host.c runs many of these tests on a GPU. */
+int is_cpu_tested(void);
+
 /* ---- Random numbers, the same on every machine ---- */
 
 struct random {

@@ -14,14 +14,22 @@
 
 #undef moe4_forward_router /* the tests' calls are renamed on the command line */
 #undef moe4_forward_experts
+#undef moe4_combine
 moe4_status finished_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
                                     const moe4_logits *logits, const moe4_result *result);
 moe4_status finished_forward_experts(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
                                      const moe4_topk *topk, const moe4_result *result);
+moe4_status finished_combine(moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
+moe4_status moe4_combine(moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
 moe4_status moe4_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
                                 const moe4_logits *logits, const moe4_result *result);
 moe4_status moe4_forward_experts(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
                                  const moe4_topk *topk, const moe4_result *result);
+
+int is_cpu_tested(void)
+{
+    return 0;
+}
 
 struct buffer {
     struct buffer *previous;
@@ -84,6 +92,13 @@ moe4_status finished_forward_experts(moe4_context *context, const moe4_layer *la
                                      const moe4_topk *topk, const moe4_result *result)
 {
     moe4_status status = moe4_forward_experts(context, layer, batch, topk, result);
+    assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+    return status;
+}
+
+moe4_status finished_combine(moe4_context *context, const moe4_deferred *deferred, const moe4_result *result)
+{
+    moe4_status status = moe4_combine(context, deferred, result);
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     return status;
 }

@@ -63,11 +63,13 @@ static void every_element_survives(void **unused)
         check_tiles(&matrix, &(struct cuda_row_order){1, (moe4_gate_up)order, 64, 80}, 96, 0);
 }
 
+static const struct cuda_row_order plain_64 = {0, MOE4_GATE_UP_NONE, 64, 64};
+
 static void a_base_holds_large_scales(void **unused)
 {
     (void)unused;
     moe4_matrix matrix = random_matrix(131, 250);
-    int32_t base = cuda_scale_base(&matrix, 64, 160);
+    int32_t base = cuda_scale_base(&matrix, &plain_64, 160);
     assert_in_range(base, 1, 122);
     check_tiles(&matrix, &(struct cuda_row_order){0, MOE4_GATE_UP_NONE, 64, 64}, 160, base);
 }
@@ -78,17 +80,32 @@ static void what_cannot_be_held_is_found(void **unused)
     moe4_matrix matrix = random_matrix(2, 128);
     codes[0] = 0x22;
     scales[0] = 2;
-    assert_int_equal(cuda_scale_base(&matrix, 64, 160), 0);
+    assert_int_equal(cuda_scale_base(&matrix, &plain_64, 160), 0);
     scales[0] = 1;
-    assert_int_equal(cuda_scale_base(&matrix, 64, 160), -1);
+    assert_int_equal(cuda_scale_base(&matrix, &plain_64, 160), -1);
     memset(codes, 0x80, 16); /* zeros need no scale */
-    assert_int_equal(cuda_scale_base(&matrix, 64, 160), 0);
+    assert_int_equal(cuda_scale_base(&matrix, &plain_64, 160), 0);
     scales[0] = SCALE_NAN;
-    assert_int_equal(cuda_scale_base(&matrix, 64, 160), -1);
+    assert_int_equal(cuda_scale_base(&matrix, &plain_64, 160), -1);
     scales[0] = 2;
     scales[7] = 254;
     codes[7 * 16] = 0x22;
-    assert_int_equal(cuda_scale_base(&matrix, 64, 160), -1);
+    assert_int_equal(cuda_scale_base(&matrix, &plain_64, 160), -1);
+}
+
+static void what_pads_a_half_decides_nothing(void **unused)
+{
+    (void)unused;
+    moe4_matrix matrix = random_matrix(100, 128);
+    for (int order = MOE4_GATE_UP_GATE_FIRST; order <= MOE4_GATE_UP_UP_FIRST; order++) {
+        struct cuda_row_order padded = {1, (moe4_gate_up)order, 64, 80};
+        assert_int_equal(cuda_stored_rows(&padded), 144);
+        for (int64_t row = 64; row < 80; row++) memset(scales + row * 5, SCALE_NAN, 5);
+        assert_int_equal(cuda_scale_base(&matrix, &padded, 160), 0);
+        scales[143 * 5] = SCALE_NAN;
+        assert_int_equal(cuda_scale_base(&matrix, &padded, 160), -1);
+        scales[143 * 5] = 100;
+    }
 }
 
 static void every_row_appears_once(void **unused)
@@ -106,9 +123,8 @@ static void every_row_appears_once(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_element_survives),
-        cmocka_unit_test(a_base_holds_large_scales),
-        cmocka_unit_test(what_cannot_be_held_is_found),
+        cmocka_unit_test(every_element_survives),       cmocka_unit_test(a_base_holds_large_scales),
+        cmocka_unit_test(what_cannot_be_held_is_found), cmocka_unit_test(what_pads_a_half_decides_nothing),
         cmocka_unit_test(every_row_appears_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

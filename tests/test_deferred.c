@@ -112,6 +112,7 @@ static void test_scale_and_addend(void **state)
 static void test_bad_map_is_refused(void **state)
 {
     (void)state;
+    if (!is_cpu_tested()) skip(); /* test_cuda_device.c */
     struct finished *f = finish(MOE4_DTYPE_BF16, MOE4_WRITE_OVERWRITE);
     int32_t *map = buffers_copy(&f->buffers, f->call.result.row_map, T * A * sizeof *map);
     uint16_t *y = buffers_allocate(&f->buffers, T * H * sizeof *y);

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "call.h"
-#include "cpu/prepared.h"
+#include "layer.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -142,12 +142,14 @@ static void check_borrowed_pool(struct fixture *f, moe4_isa isa)
 static void test_borrowed_pool(void **state)
 {
     (void)state;
+    if (!is_cpu_tested()) skip();
     on_every_level(check_borrowed_pool);
 }
 
 static void test_fork(void **state)
 {
     (void)state;
+    if (!is_cpu_tested()) skip();
     struct fixture *f = fixture_create(MOE4_ISA_AUTO, FORM_LOGITS);
     moe4_context *context = context_open(MOE4_ISA_AUTO, 3);
     struct call before = run_again(f, context, f->layer), call = all_tokens(f);
@@ -227,10 +229,9 @@ static void test_random_batches(void **state)
 static void check_chunks(struct fixture *f, moe4_isa isa)
 {
     (void)isa;
-    struct prepared *prepared = f->layer->prepared;
     static const int64_t sizes[] = {1, 3, 7, 16, 50, T * A - 1};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        prepared->chunk_rows = sizes[i];
+        f->layer->chunk_rows = sizes[i];
         struct call call = run_again(f, f->context, f->layer);
         call_compare(&f->expected, &call);
     }
@@ -370,6 +371,7 @@ static void check_fpenv(struct fixture *f, moe4_isa isa)
 static void test_fpenv(void **state)
 {
     (void)state;
+    if (!is_cpu_tested()) skip();
     on_every_level(check_fpenv);
 }
 

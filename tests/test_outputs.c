@@ -162,7 +162,7 @@ static void test_token_count_on_the_device(void **state)
                                      .gap = 2,
                                      .seed = i};
             struct call call = call_create(&buffers, &config, &plan);
-            call.batch.n_tokens_device = &counts[i];
+            call.batch.n_tokens_device = buffers_copy(&buffers, &counts[i], sizeof counts[i]);
             call_must_run(&buffers, context, layer, &call);
             call.T = counts[i];
             if (counts[i]) call_check(&call, experts, isa, 16);
@@ -209,7 +209,8 @@ static void test_no_tokens(void **state)
     assert_int_equal(moe4_forward_router(context, layer, &batch, NULL, &result), MOE4_OK);
     assert_int_equal(moe4_forward_experts(context, layer, &batch, &topk, &result), MOE4_OK);
     assert_int_equal(moe4_workspace_bytes(context, layer, MOE4_COMPUTE_BF16, 0, 0, &bytes), MOE4_OK);
-    assert_int_equal(moe4_route(context, &config.routing, E, 0, &logits, NULL, NULL, NULL), MOE4_OK);
+    if (is_cpu_tested())
+        assert_int_equal(moe4_route(context, &config.routing, E, 0, &logits, NULL, NULL, NULL), MOE4_OK);
 }
 
 /* Every slot elsewhere: rows of exact +0, or y as it was where it is added to. */

@@ -83,7 +83,7 @@ static moe4_layer *create(struct buffers *buffers, moe4_context *context, moe4_l
 static void test_loaded_is_saved(void **state)
 {
     (void)state;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < (is_cpu_tested() ? 8 : 4); i++) {
         int which = i % 4;
         moe4_mapping mapping = i < 4 ? MOE4_MAPPING_NONE : MOE4_MAPPING_SHARED;
         struct buffers buffers = {BUFFERS_PLAIN, NULL};
@@ -210,7 +210,8 @@ static void test_failing_memory(void **state)
     test_allocator_init(&memory);
     moe4_context_config context_config = MOE4_CONTEXT_CONFIG_INIT;
     context_config.allocator = &memory.allocator;
-    context_config.n_threads = 1;
+    context_config.device = is_cpu_tested() ? MOE4_DEVICE_CPU : MOE4_DEVICE_CUDA;
+    context_config.n_threads = is_cpu_tested();
     moe4_context *limited;
     assert_int_equal(moe4_context_create(&context_config, &limited), MOE4_OK);
     const int64_t n_before = memory.n_live;

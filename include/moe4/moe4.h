@@ -195,6 +195,19 @@ typedef struct moe4_context_info {
 #define MOE4_CONTEXT_INFO_INIT {sizeof(moe4_context_info), MOE4_DEVICE_CPU, MOE4_ISA_AUTO, 0, 0, 0}
 MOE4_API moe4_status moe4_context_describe(moe4_context *context, moe4_context_info *info);
 
+/* What a device found wrong with a call's data after the call had returned: MOE4_EINVAL, with the offender in
+ * moe4_context_message, from the moment a kernel of this context has met it until moe4_context_clear; else MOE4_OK.
+ * Looks at host memory only and waits for nothing: ask once the calls in question are over.
+ *   a token id outside the HASH table     its ids become -1, its weights and its row of y NaN
+ *   *n_tokens_device outside 0..n_tokens  taken as the nearer end
+ *   a row_map entry that names no row     (moe4_combine) its token's row of y becomes NaN
+ * A CPU context refuses all of these in the call itself and always answers MOE4_OK.  A captured graph must not outlive
+ * the context it was captured with. */
+MOE4_API moe4_status moe4_context_check(moe4_context *context);
+
+/* Forgets what moe4_context_check says; no call of this context may be under way. */
+MOE4_API moe4_status moe4_context_clear(moe4_context *context);
+
 /* ---- Layer ---------------------------------------------------------------------------------------------------- */
 
 /* A parameter that may be absent, one number, or one number a local expert.  "Absent" is a word, not a value. */
@@ -409,24 +422,27 @@ MOE4_API moe4_status moe4_route(moe4_context *context, const moe4_routing *routi
 /* What a call with gemm2_rows, row_map and weights has left undone. */
 typedef struct moe4_deferred {
     size_t size;
-    int64_t n_tokens;           /* T */
+    int64_t n_tokens;           /* T, or its upper bound when n_tokens_device is given */
     int32_t top_k;              /* A */
     int64_t output_size;        /* columns of a row and of y */
     const uint16_t *gemm2_rows; /* [n_rows, output_size] bf16 */
-    int64_t n_rows;
+    int64_t n_rows;             /* no entry of row_map reaches it; T*A will do */
     const int32_t *row_map;     /* [T, A] into gemm2_rows, -1 = not local */
     const float *weights;       /* [T, A] */
     float scale;                /* multiplies the sum before the addend; 0 = 1, and then not multiplied at all */
     const void *addend;         /* [T, output_size], a shared expert's output, say; NULL = none */
     moe4_dtype addend_dtype;    /* F32, BF16 or F16 */
     int64_t ld_addend;          /* 0 = output_size */
+    const int32_t *n_tokens_device; /* as in moe4_batch */
+    void *stream;               /* as in moe4_batch */
 } moe4_deferred;
-#define MOE4_DEFERRED_INIT {sizeof(moe4_deferred), 0, 0, 0, 0, 0, 0, 0, 0.0f, 0, MOE4_DTYPE_BF16, 0}
+#define MOE4_DEFERRED_INIT {sizeof(moe4_deferred), 0, 0, 0, 0, 0, 0, 0, 0.0f, 0, MOE4_DTYPE_BF16, 0, 0, 0}
 
 /* Finishes a deferred call: y[t] = round(scale * sum + addend[t]), sum = fp32 fma in slot order from +0 over the slots
  * whose row_map is not -1.  Without scale and addend the same bits as the call would have given.
+ * Everything is on the context's device; on CUDA the work is queued on return, without allocation or synchronisation.
  * Uses y, y_dtype, ldy and write of result; nothing else of it may be set.
- * Returns MOE4_EINVAL, with y untouched, for a row_map entry outside -1 .. n_rows-1. */
+ * Returns MOE4_EINVAL, with y untouched, for a row_map entry outside -1 .. n_rows-1; on CUDA moe4_context_check does. */
 MOE4_API moe4_status moe4_combine(moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
 
 /* ---- Support -------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* The CPU behind the seam. */
 #include "backend.h"
 
+#include "cpu/combine.h"
 #include "cpu/forward.h"
 #include "cpu/isa.h"
 #include "cpu/pool.h"
@@ -79,6 +80,18 @@ static moe4_status cpu_workspace_bytes(struct moe4_context *context, const struc
     return status;
 }
 
+/* Whatever is wrong is found before a call returns. */
+static moe4_status cpu_check_faults(struct moe4_context *context)
+{
+    (void)context;
+    return MOE4_OK;
+}
+
+static void cpu_clear_faults(struct moe4_context *context)
+{
+    (void)context;
+}
+
 const struct backend backend_cpu = {.open = cpu_open,
                                     .close = cpu_close,
                                     .describe_context = cpu_describe_context,
@@ -86,9 +99,14 @@ const struct backend backend_cpu = {.open = cpu_open,
                                     .layout = "panels of 64 rows, blocks of 17 lines",
                                     .plan = prepared_plan,
                                     .list_parts = prepared_list_parts,
+                                    .allocate_part = prepared_allocate_part,
+                                    .release_part = prepared_release_part,
                                     .fill = prepared_fill,
                                     .check_parts = prepared_check_parts,
                                     .release = prepared_release,
                                     .describe_layer = cpu_describe_layer,
                                     .workspace_bytes = cpu_workspace_bytes,
-                                    .forward = forward_run};
+                                    .forward = forward_run,
+                                    .combine = combine_deferred,
+                                    .check_faults = cpu_check_faults,
+                                    .clear_faults = cpu_clear_faults};

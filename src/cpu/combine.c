@@ -1,10 +1,17 @@
 #include "cpu/combine.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/convert.h"
+#include "context.h"
+#include "cpu/activation.h"
+#include "cpu/pool.h"
 
-enum { RUN = 512 }; /* columns whose sums stay in the cache */
+enum {
+    RUN = 512, /* columns whose sums stay in the cache */
+    TOKENS_A_CLAIM = 8
+};
 
 /* y[index ..] = sum, or round(y + sum), in the caller's format. */
 static void store_run(const struct combine *c, int64_t index, const float *sum, int64_t n)
@@ -43,4 +50,50 @@ void combine_tokens(const struct combine *c, int64_t first, int64_t last)
 {
     for (int64_t t = first; t < last; t++)
         for (int64_t i = 0; i < c->width; i += RUN) combine_run(c, t, i, c->width - i < RUN ? c->width - i : RUN);
+}
+
+/* ---- moe4_combine ----------------------------------------------------------------------------------------------- */
+
+struct combine_job {
+    struct combine combine;
+    int64_t n_tokens;
+    _Atomic int64_t next;
+};
+
+static void combine_worker(void *argument, int32_t worker)
+{
+    (void)worker;
+    struct combine_job *job = argument;
+    for (;;) {
+        int64_t first = atomic_fetch_add_explicit(&job->next, TOKENS_A_CLAIM, memory_order_relaxed);
+        if (first >= job->n_tokens) return;
+        int64_t left = job->n_tokens - first;
+        combine_tokens(&job->combine, first, first + (left < TOKENS_A_CLAIM ? left : TOKENS_A_CLAIM));
+    }
+}
+
+moe4_status combine_deferred(struct moe4_context *context, const moe4_deferred *d, const moe4_result *result)
+{
+    for (int64_t i = 0; i < d->n_tokens * d->top_k; i++)
+        if (d->row_map[i] < -1 || d->row_map[i] >= d->n_rows)
+            return context_fail(context, MOE4_EINVAL, "row_map[%lld] is %d, expected -1 to %lld", (long long)i,
+                                d->row_map[i], (long long)d->n_rows - 1);
+    struct combine_job job = {.combine = {.rows = row_kernels_for(context->isa),
+                                          .round = activation_kernels_for(context->isa)->round,
+                                          .z = d->gemm2_rows,
+                                          .width = d->output_size,
+                                          .row_map = d->row_map,
+                                          .weights = d->weights,
+                                          .A = d->top_k,
+                                          .scale = d->scale == 0.0f ? 1.0f : d->scale,
+                                          .addend = d->addend,
+                                          .addend_dtype = d->addend_dtype,
+                                          .ld_addend = d->ld_addend,
+                                          .y = result->y,
+                                          .y_dtype = result->y_dtype,
+                                          .ldy = result->ldy,
+                                          .write = result->write},
+                              .n_tokens = d->n_tokens};
+    pool_run(context->pool, combine_worker, &job);
+    return MOE4_OK;
 }

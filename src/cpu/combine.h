@@ -28,4 +28,7 @@ struct combine {
 /* y[t] = round(scale * sum + addend[t]), for tokens first .. last-1. */
 void combine_tokens(const struct combine *c, int64_t first, int64_t last);
 
+/* All of a deferred call, by the context's threads.  MOE4_EINVAL, with y untouched, for a bad entry of the row map. */
+moe4_status combine_deferred(struct moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
+
 #endif

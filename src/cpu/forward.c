@@ -29,9 +29,8 @@ static size_t reserve(struct workspace_plan *plan, int64_t count, size_t item_by
 moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens, int32_t top_k,
                          struct workspace_plan *plan)
 {
-    const struct prepared *prepared = layer->prepared;
     const int64_t slots = n_tokens * top_k; /* n_tokens <= INT32_MAX: cpu_supports */
-    const int64_t largest_chunk = prepared->chunk_rows / top_k > 0 ? prepared->chunk_rows / top_k : 1;
+    const int64_t largest_chunk = layer->chunk_rows / top_k > 0 ? layer->chunk_rows / top_k : 1;
     *plan = (struct workspace_plan){.chunk_tokens = n_tokens < largest_chunk ? n_tokens : largest_chunk};
     plan->chunk_rows = plan->chunk_tokens * top_k;
     plan->max_active = layer->L < plan->chunk_rows ? layer->L : plan->chunk_rows;

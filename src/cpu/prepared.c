@@ -67,15 +67,17 @@ moe4_status prepared_list_parts(struct moe4_context *context, const struct moe4_
     };
     *n_parts = sizeof all / sizeof *all;
     memcpy(parts, all, sizeof all);
-    for (int32_t i = 0; i < *n_parts; i++) {
-        int64_t n_bytes = strcmp(parts[i].dtype, "F32") == 0 ? 4 : 1;
-        for (int32_t d = 0; d < parts[i].rank; d++)
-            if (!i64_multiply(n_bytes, parts[i].shape[d], &n_bytes))
-                return context_fail(context, MOE4_EINVAL, "%s of %d experts does not fit the address space",
-                                    parts[i].name, layer->L);
-        parts[i].n_bytes = n_bytes;
-    }
-    return MOE4_OK;
+    return layer_size_parts(context, layer, parts, *n_parts);
+}
+
+void *prepared_allocate_part(const struct moe4_layer *layer, size_t bytes)
+{
+    return memory_allocate(&layer->allocator, bytes);
+}
+
+void prepared_release_part(const struct moe4_layer *layer, void *memory, size_t bytes)
+{
+    memory_release(&layer->allocator, memory, bytes);
 }
 
 /* One expert being packed by all threads, a panel at a time: first all of gate_up, then all of down. */
@@ -156,7 +158,7 @@ moe4_status prepared_plan(struct moe4_context *context, struct moe4_layer *layer
     prepared->pack = pack_rows_for(context->isa);
     prepared->activate = activations->run[layer->activation];
     prepared->round = activations->round;
-    prepared->chunk_rows = CHUNK_ROWS;
+    layer->chunk_rows = CHUNK_ROWS;
     enum panel_order order = activation_has_gate(layer->activation) ? PANEL_GATED : PANEL_PLAIN;
     plan_matrix(&prepared->gate_up, order, layer->gate_up, layer->I, layer->stored_intermediate_size, layer->H);
     plan_matrix(&prepared->down, PANEL_PLAIN, MOE4_GATE_UP_NONE, layer->H, layer->H, layer->I);

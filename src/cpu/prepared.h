@@ -28,7 +28,6 @@ struct prepared {
     struct packed_matrix gate_up, down;
     uint8_t *is_exact; /* [L] 1 = has scales that only the exact kernel holds */
     int32_t n_exact;
-    int64_t chunk_rows; /* routed rows that are worked on at a time */
 };
 
 static inline const uint8_t *packed_panel(const struct packed_matrix *matrix, int64_t l, int64_t panel)
@@ -45,6 +44,8 @@ static inline const float *packed_bias(const struct packed_matrix *matrix, int64
 moe4_status prepared_plan(struct moe4_context *context, struct moe4_layer *layer);
 moe4_status prepared_list_parts(struct moe4_context *context, const struct moe4_layer *layer, struct layer_part *parts,
                                 int32_t *n_parts);
+void *prepared_allocate_part(const struct moe4_layer *layer, size_t bytes);
+void prepared_release_part(const struct moe4_layer *layer, void *memory, size_t bytes);
 moe4_status prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source);
 moe4_status prepared_check_parts(struct moe4_context *context, struct moe4_layer *layer);
 void prepared_release(struct moe4_layer *layer);

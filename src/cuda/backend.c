@@ -23,6 +23,7 @@ static moe4_status cuda_open(struct moe4_context *context, const moe4_context_co
 
 static void cuda_close(struct moe4_context *context)
 {
+    if (context->cuda) device_close(context->cuda);
     memory_release(&context->allocator, context->cuda, sizeof *context->cuda);
 }
 
@@ -45,21 +46,6 @@ static moe4_status cuda_supports(struct moe4_context *context, const moe4_query 
     return MOE4_OK;
 }
 
-/* Everything is on the device, where nothing of it can be listed. */
-static moe4_status cuda_list_parts(struct moe4_context *context, const struct moe4_layer *layer,
-                                   struct layer_part *parts, int32_t *n_parts)
-{
-    (void)context, (void)layer, (void)parts;
-    *n_parts = 0;
-    return MOE4_OK;
-}
-
-static moe4_status cuda_check_parts(struct moe4_context *context, struct moe4_layer *layer)
-{
-    (void)layer;
-    return context_fail(context, MOE4_EUNSUPPORTED, "prepared layers cannot be saved or loaded on cuda");
-}
-
 static void cuda_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
 {
     const struct cuda_prepared *prepared = layer->prepared;
@@ -78,16 +64,44 @@ static moe4_status cuda_workspace_bytes(struct moe4_context *context, const stru
     return status;
 }
 
+static moe4_status cuda_check_faults(struct moe4_context *context)
+{
+    static const char *const formats[N_FAULTS] = {
+        [FAULT_TOKEN_COUNT] = "*n_tokens_device was %2$d, expected 0 to n_tokens %1$lld",
+        [FAULT_TOKEN_ID] = "token_ids[%lld] was %d, which the hash table does not hold",
+        [FAULT_ROW_MAP] = "row_map of token %lld had the entry %d, expected -1 or a row of gemm2_rows",
+    };
+    for (int kind = 0; kind < N_FAULTS; kind++) {
+        uint64_t seen = *(volatile uint64_t *)&context->cuda->faults[kind];
+        if (seen)
+            return context_fail(context, MOE4_EINVAL, formats[kind], (long long)(seen >> 32 & INT32_MAX),
+                                (int32_t)(uint32_t)seen);
+    }
+    return MOE4_OK;
+}
+
+static void cuda_clear_faults(struct moe4_context *context)
+{
+    memset(context->cuda->faults, 0, N_FAULTS * sizeof *context->cuda->faults);
+}
+
 const struct backend backend_cuda = {.open = cuda_open,
                                      .close = cuda_close,
                                      .describe_context = cuda_describe_context,
                                      .supports = cuda_supports,
                                      .layout = "tiles of 64 rows, steps of 2176 bytes",
                                      .plan = cuda_prepared_plan,
-                                     .list_parts = cuda_list_parts,
+                                     .list_parts = cuda_prepared_list_parts,
+                                     .allocate_part = cuda_prepared_allocate_part,
+                                     .release_part = cuda_prepared_release_part,
+                                     .download_part = cuda_prepared_download_part,
+                                     .upload_part = cuda_prepared_upload_part,
                                      .fill = cuda_prepared_fill,
-                                     .check_parts = cuda_check_parts,
+                                     .check_parts = cuda_prepared_check_parts,
                                      .release = cuda_prepared_release,
                                      .describe_layer = cuda_describe_layer,
                                      .workspace_bytes = cuda_workspace_bytes,
-                                     .forward = cuda_forward};
+                                     .forward = cuda_forward,
+                                     .combine = cuda_combine,
+                                     .check_faults = cuda_check_faults,
+                                     .clear_faults = cuda_clear_faults};

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
+#include <string.h>
 
 moe4_status device_check(struct moe4_context *context, int error, const char *what)
 {
@@ -29,8 +30,19 @@ moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda
     snprintf(device->name, sizeof device->name, "%.63s", properties.name);
     int32_t previous = device_enter(index);
     status = device_check(context, gemm_configure(), "shared memory of the kernels");
+    if (!status)
+        status = device_check(context,
+                              cudaHostAlloc((void **)&device->faults, N_FAULTS * sizeof *device->faults,
+                                            cudaHostAllocPortable | cudaHostAllocMapped),
+                              "the status words");
+    if (!status) memset(device->faults, 0, N_FAULTS * sizeof *device->faults);
     device_leave(previous);
     return status;
+}
+
+void device_close(struct cuda_device *device)
+{
+    if (device->faults) cudaFreeHost(device->faults);
 }
 
 int32_t device_enter(int32_t index)

@@ -8,11 +8,15 @@
 struct cuda_device {
     int32_t index;
     int32_t n_multiprocessors;
+    uint64_t *faults; /* [N_FAULTS] in host memory that kernels write */
     char name[64];
 };
 
 /* Fails, in words, where there is no driver, no such device, or one without wgmma. */
 moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda_device *device);
+
+/* Also what device_open left half-built. */
+void device_close(struct cuda_device *device);
 
 /* The calling thread's device becomes this one, until device_leave(what device_enter returned). */
 int32_t device_enter(int32_t index);

@@ -102,7 +102,8 @@ static struct route_outputs route_outputs_of(const struct cuda_forward *f)
                                   .weights_copy = f->result->weights,
                                   .replay = f->result->replay,
                                   .local_of = f->prepared->local_of,
-                                  .n_experts = f->layer->E};
+                                  .n_experts = f->layer->E,
+                                  .faults = f->context->cuda->faults};
 }
 
 static int make_logits(const struct cuda_forward *f)
@@ -328,6 +329,35 @@ moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *
     place(&f);
     int32_t previous = device_enter(context->cuda->index);
     status = run(&f);
+    device_leave(previous);
+    return status;
+}
+
+/* ---- Deferred ---------------------------------------------------------------------------------------------------- */
+
+moe4_status cuda_combine(struct moe4_context *context, const moe4_deferred *d, const moe4_result *result)
+{
+    if (d->n_tokens > INT32_MAX)
+        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)d->n_tokens,
+                            INT32_MAX);
+    const struct deferred_call call = {.T = {(int32_t)d->n_tokens, d->n_tokens_device},
+                                       .z = d->gemm2_rows,
+                                       .n_rows = d->n_rows,
+                                       .row_map = d->row_map,
+                                       .weights = d->weights,
+                                       .top_k = d->top_k,
+                                       .columns = d->output_size,
+                                       .scale = d->scale == 0.0f ? 1.0f : d->scale,
+                                       .addend = d->addend,
+                                       .addend_dtype = d->addend_dtype,
+                                       .ld_addend = d->ld_addend,
+                                       .y = result->y,
+                                       .dtype = result->y_dtype,
+                                       .ldy = result->ldy,
+                                       .write = result->write,
+                                       .faults = context->cuda->faults};
+    int32_t previous = device_enter(context->cuda->index);
+    moe4_status status = device_check(context, combine_deferred_rows(&call, d->stream), "combine");
     device_leave(previous);
     return status;
 }

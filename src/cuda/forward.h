@@ -26,4 +26,7 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
                               int32_t top_k, struct cuda_workspace_plan *plan);
 moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call);
 
+/* moe4_combine. */
+moe4_status cuda_combine(struct moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
+
 #endif

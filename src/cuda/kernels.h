@@ -19,8 +19,13 @@ typedef struct CUstream_st *cuda_stream;
 /* T, or where the device keeps it. */
 struct token_count {
     int32_t n_tokens;
-    const int32_t *on_device; /* NULL = n_tokens; else at most that */
+    const int32_t *on_device; /* NULL = n_tokens; else at most that, or it is cut */
 };
+
+/* What kernels find wrong with their input: one word of host memory a kind, 0 for nothing, else FAULT_SEEN, the token
+ * in bits 32..62 and the offending value in bits 0..31.  The last one found stays. */
+enum fault { FAULT_TOKEN_COUNT, FAULT_TOKEN_ID, FAULT_ROW_MAP, N_FAULTS };
+#define FAULT_SEEN (1ull << 63)
 
 /* ---- Packing (pack.cu) ------------------------------------------------------------------------------------------ */
 
@@ -72,6 +77,7 @@ struct route_outputs {
     int16_t *replay;
     const int32_t *local_of; /* [E] */
     int32_t n_experts;
+    uint64_t *faults; /* [N_FAULTS] */
 };
 
 struct route_logits_call {
@@ -188,6 +194,27 @@ struct combine_call {
     moe4_write write;
 };
 int combine_rows(const struct combine_call *call, cuda_stream stream);
+
+/* What a deferred call has left undone (combine.cu): the same sums, then y = round(scale * sum + addend). */
+struct deferred_call {
+    struct token_count T;
+    const uint16_t *z; /* [n_rows, columns] bf16 */
+    int64_t n_rows;
+    const int32_t *row_map; /* [T, A] */
+    const float *weights;   /* [T, A] */
+    int32_t top_k;
+    int64_t columns;
+    float scale;        /* 1 = none */
+    const void *addend; /* NULL = none */
+    moe4_dtype addend_dtype;
+    int64_t ld_addend;
+    void *y;
+    moe4_dtype dtype;
+    int64_t ldy;
+    moe4_write write;
+    uint64_t *faults; /* [N_FAULTS] */
+};
+int combine_deferred_rows(const struct deferred_call *call, cuda_stream stream);
 
 #ifdef __cplusplus
 }

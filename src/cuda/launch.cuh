@@ -17,7 +17,20 @@ static __device__ __forceinline__ void begin_kernel(void)
 
 static __device__ __forceinline__ int32_t token_count_of(const token_count &T)
 {
-    return T.on_device ? *T.on_device : T.n_tokens;
+    return T.on_device ? min(max(*T.on_device, 0), T.n_tokens) : T.n_tokens;
+}
+
+/* One store, which the host sees at some time. */
+static __device__ __forceinline__ void report_fault(uint64_t *faults, fault kind, int64_t token, int32_t value)
+{
+    *(volatile uint64_t *)&faults[kind] = FAULT_SEEN | (uint64_t)token << 32 | (uint32_t)value;
+}
+
+/* By one thread of a call's first kernel. */
+static __device__ __forceinline__ void check_token_count(const token_count &T, uint64_t *faults)
+{
+    if (T.on_device && (*T.on_device < 0 || *T.on_device > T.n_tokens))
+        report_fault(faults, FAULT_TOKEN_COUNT, T.n_tokens, *T.on_device);
 }
 
 template <class Call>
@@ -57,6 +70,22 @@ static __device__ __forceinline__ uint16_t bf16_bits(float value)
 static __device__ __forceinline__ float bf16_float(uint16_t bits)
 {
     return __uint_as_float((uint32_t)bits << 16);
+}
+
+/* array[index] = sum, or round(array[index] + sum). */
+static __device__ __forceinline__ void store_output(void *array, moe4_dtype dtype, moe4_write write, int64_t index,
+                                                    float sum)
+{
+    if (write == MOE4_WRITE_ADD) sum = load_float(array, dtype, index) + sum;
+    if (dtype == MOE4_DTYPE_F32) {
+        ((float *)array)[index] = sum;
+    } else if (dtype == MOE4_DTYPE_BF16) {
+        ((uint16_t *)array)[index] = bf16_bits(sum);
+    } else {
+        uint16_t half;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(sum));
+        ((uint16_t *)array)[index] = half;
+    }
 }
 
 #endif

@@ -39,10 +39,17 @@ static int is_zero_block(const uint8_t *codes)
     return ((words[0] | words[1]) & 0x7777777777777777u) == 0;
 }
 
-int32_t cuda_scale_base(const moe4_matrix *matrix, int64_t rows, int64_t K)
+int64_t cuda_stored_rows(const struct cuda_row_order *order)
+{
+    if (!order->is_gated) return order->rows;
+    return order->gate_up == MOE4_GATE_UP_INTERLEAVED ? 2 * order->rows : order->stored_rows + order->rows;
+}
+
+int32_t cuda_scale_base(const moe4_matrix *matrix, const struct cuda_row_order *order, int64_t K)
 {
     int32_t least = SCALE_NAN, most = 0;
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = 0; row < cuda_stored_rows(order); row++) {
+        if (!is_used_row(order, row)) continue;
         const uint8_t *codes = codes_of(matrix, row, K), *scales = scales_of(matrix, row, K);
         for (int64_t b = 0; b < K / BLOCK_SIZE; b++) {
             if (scales[b] != SCALE_NAN && is_zero_block(codes + b * BLOCK_BYTES)) continue;

@@ -62,9 +62,12 @@ int64_t cuda_step_count(int64_t K);
 /* The matrix row behind row r of a tile; -1 where the tile is padding. */
 int64_t cuda_source_row(const struct cuda_row_order *order, int64_t tile, int32_t r);
 
-/* The base that lets a matrix [rows, K] be decoded exactly, or -1 where none does: the scales of blocks that are not
- * all zeros decide. */
-int32_t cuda_scale_base(const moe4_matrix *matrix, int64_t rows, int64_t K);
+/* Rows of the checkpoint's matrix, what pads its stored halves included. */
+int64_t cuda_stored_rows(const struct cuda_row_order *order);
+
+/* The base that lets a matrix [.., K] be decoded exactly, or -1 where none does: the scales of blocks that are not all
+ * zeros decide. */
+int32_t cuda_scale_base(const moe4_matrix *matrix, const struct cuda_row_order *order, int64_t K);
 
 /* Packs a tile of an MXFP4 matrix [.., K] and its biases (64 floats, 0 where there is none). */
 void cuda_pack_tile(const moe4_matrix *matrix, int64_t K, const struct cuda_row_order *order, int64_t tile,

@@ -19,6 +19,7 @@ __global__ void range_kernel(const __grid_constant__ pack_call call, scale_range
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n_blocks;
          i += (int64_t)gridDim.x * blockDim.x) {
         int32_t scale = call.scales[i];
+        if (!is_used_row(&call.order, i / (call.K / BLOCK_SIZE))) continue;
         if (scale != SCALE_NAN && is_zero_block(call.codes + i * BLOCK_BYTES)) continue;
         least = min(least, scale);
         most = max(most, scale);

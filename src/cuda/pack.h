@@ -40,6 +40,13 @@ static MOE4_BOTH inline int64_t source_row(const struct cuda_row_order *order, i
     return row < order->rows ? row : -1;
 }
 
+/* Whether a row of the checkpoint's matrix is one of the layer's, not what pads a stored half. */
+static MOE4_BOTH inline int is_used_row(const struct cuda_row_order *order, int64_t row)
+{
+    const int has_halves = order->is_gated && order->gate_up != MOE4_GATE_UP_INTERLEAVED;
+    return !has_halves || row % order->stored_rows < order->rows;
+}
+
 /* A byte of two codes to their places in a register. */
 static MOE4_BOTH inline uint32_t spread_pair(uint32_t byte)
 {

@@ -1,5 +1,8 @@
 #include "cuda/prepared.h"
 
+#include <string.h>
+
+#include "backend.h"
 #include "base/checked.h"
 #include "base/dims.h"
 #include "base/mxfp4.h"
@@ -9,15 +12,15 @@
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------ */
 
-static void init_matrix(struct cuda_matrix *matrix, struct cuda_row_order order, int64_t rows, int64_t K)
+static void init_matrix(struct cuda_matrix *matrix, struct cuda_row_order order, int64_t K)
 {
-    *matrix = (struct cuda_matrix){.order = order, .rows = rows, .K = K};
+    *matrix = (struct cuda_matrix){.order = order, .rows = cuda_stored_rows(&order), .K = K};
     matrix->n_tiles = (int32_t)cuda_tile_count(&matrix->order);
     matrix->n_steps = (int32_t)cuda_step_count(K);
     matrix->expert_bytes = (size_t)matrix->n_tiles * (size_t)matrix->n_steps * CUDA_STEP_BYTES;
 }
 
-/* The device memory of a layer: an offset for each array; SIZE_MAX once a size has wrapped. */
+/* Several arrays in one allocation: an offset for each; SIZE_MAX once a size has wrapped. */
 struct arena {
     size_t total;
 };
@@ -29,24 +32,6 @@ static size_t reserve(struct arena *arena, size_t count, size_t item_bytes)
         !size_add(offset, bytes / 256 * 256, &arena->total))
         arena->total = SIZE_MAX;
     return offset;
-}
-
-struct matrix_offsets {
-    size_t packed, bias, unit;
-};
-
-static struct matrix_offsets reserve_matrix(struct arena *arena, const struct cuda_matrix *matrix, size_t L)
-{
-    return (struct matrix_offsets){reserve(arena, L, matrix->expert_bytes),
-                                   reserve(arena, L, (size_t)matrix->n_tiles * CUDA_TILE_ROWS * sizeof(float)),
-                                   reserve(arena, L, sizeof(float))};
-}
-
-static void place_matrix(struct cuda_matrix *matrix, char *memory, struct matrix_offsets offsets)
-{
-    matrix->packed = (uint8_t *)(memory + offsets.packed);
-    matrix->bias = (float *)(memory + offsets.bias);
-    matrix->unit = (float *)(memory + offsets.unit);
 }
 
 /* ---- What routing needs ------------------------------------------------------------------------------------------ */
@@ -73,34 +58,109 @@ static void init_router(struct cuda_prepared *prepared, const struct moe4_layer 
 
 /* ---- Allocation -------------------------------------------------------------------------------------------------- */
 
-static moe4_status allocate(struct moe4_context *context, struct moe4_layer *layer)
+/* All but the parts: what routing and the epilogues need of the layer's config. */
+static moe4_status allocate_small(struct moe4_context *context, struct moe4_layer *layer)
 {
     struct cuda_prepared *prepared = layer->prepared;
     const size_t L = (size_t)layer->L, E = (size_t)layer->E, router_bytes = (size_t)layer->router_size * sizeof(float);
     const struct router *router = &layer->router;
     struct arena arena = {0};
-    struct matrix_offsets gate_up = reserve_matrix(&arena, &prepared->gate_up, L);
-    struct matrix_offsets down = reserve_matrix(&arena, &prepared->down, L);
     size_t params = reserve(&arena, L, sizeof *prepared->params), local_of = reserve(&arena, E, sizeof(int32_t));
-    size_t is_exact = reserve(&arena, L, 1), bias = reserve(&arena, E, sizeof(float));
+    size_t bias = reserve(&arena, E, sizeof(float));
     size_t table = reserve(&arena, (size_t)router->vocab_size, (size_t)router->top_k * sizeof(int32_t));
     size_t weight = reserve(&arena, E, router_bytes), router_bias = reserve(&arena, E, sizeof(float));
     if (arena.total == SIZE_MAX)
-        return context_fail(context, MOE4_EINVAL, "weights of %d experts do not fit the address space", layer->L);
+        return context_fail(context, MOE4_EINVAL, "a router of %d experts does not fit the address space", layer->E);
     char *memory = prepared->memory = device_allocate(arena.total);
     if (!memory)
-        return context_fail(context, MOE4_ENOMEM, "out of device memory: %zu bytes for a layer's weights", arena.total);
-
-    place_matrix(&prepared->gate_up, memory, gate_up);
-    place_matrix(&prepared->down, memory, down);
+        return context_fail(context, MOE4_ENOMEM, "out of device memory: %zu bytes for a layer's routing", arena.total);
     prepared->params = (struct activation_params *)(memory + params);
     prepared->local_of = (int32_t *)(memory + local_of);
-    prepared->is_exact = (uint8_t *)(memory + is_exact);
     if (router->bias) prepared->router.bias = (float *)(memory + bias);
     if (router->table) prepared->router.table = (int32_t *)(memory + table);
     prepared->router_weight = (float *)(memory + weight);
     prepared->router_bias = (float *)(memory + router_bias);
     return MOE4_OK;
+}
+
+static struct layer_part tiles_part(const char *name, struct cuda_matrix *matrix, int32_t L)
+{
+    return (struct layer_part){.name = name,
+                               .dtype = "U8",
+                               .rank = 3,
+                               .shape = {L, matrix->n_tiles, (int64_t)matrix->n_steps * CUDA_STEP_BYTES},
+                               .slot = (void **)&matrix->packed};
+}
+
+static struct layer_part bias_part(const char *name, struct cuda_matrix *matrix, int32_t L)
+{
+    return (struct layer_part){.name = name,
+                               .dtype = "F32",
+                               .rank = 3,
+                               .shape = {L, matrix->n_tiles, CUDA_TILE_ROWS},
+                               .slot = (void **)&matrix->bias};
+}
+
+static struct layer_part unit_part(const char *name, struct cuda_matrix *matrix, int32_t L)
+{
+    return (struct layer_part){.name = name, .dtype = "F32", .rank = 1, .shape = {L}, .slot = (void **)&matrix->unit};
+}
+
+moe4_status cuda_prepared_list_parts(struct moe4_context *context, const struct moe4_layer *layer,
+                                     struct layer_part *parts, int32_t *n_parts)
+{
+    struct cuda_prepared *prepared = layer->prepared;
+    const struct layer_part all[] = {
+        tiles_part("gate_up.tiles", &prepared->gate_up, layer->L),
+        tiles_part("down.tiles", &prepared->down, layer->L),
+        bias_part("gate_up.bias", &prepared->gate_up, layer->L),
+        bias_part("down.bias", &prepared->down, layer->L),
+        unit_part("gate_up.unit", &prepared->gate_up, layer->L),
+        unit_part("down.unit", &prepared->down, layer->L),
+        {.name = "is_exact", .dtype = "U8", .rank = 1, .shape = {layer->L}, .slot = (void **)&prepared->is_exact},
+    };
+    *n_parts = sizeof all / sizeof *all;
+    memcpy(parts, all, sizeof all);
+    return layer_size_parts(context, layer, parts, *n_parts);
+}
+
+void *cuda_prepared_allocate_part(const struct moe4_layer *layer, size_t bytes)
+{
+    const struct cuda_prepared *prepared = layer->prepared;
+    int32_t previous = device_enter(prepared->device_index);
+    void *memory = device_allocate(bytes);
+    device_leave(previous);
+    return memory;
+}
+
+void cuda_prepared_release_part(const struct moe4_layer *layer, void *memory, size_t bytes)
+{
+    (void)bytes;
+    const struct cuda_prepared *prepared = layer->prepared;
+    int32_t previous = device_enter(prepared->device_index);
+    device_release(memory);
+    device_leave(previous);
+}
+
+moe4_status cuda_prepared_download_part(struct moe4_context *context, const struct moe4_layer *layer, void *to,
+                                        const void *part, size_t bytes)
+{
+    const struct cuda_prepared *prepared = layer->prepared;
+    int32_t previous = device_enter(prepared->device_index);
+    moe4_status status = device_download(context, to, part, bytes);
+    device_leave(previous);
+    return status;
+}
+
+moe4_status cuda_prepared_upload_part(struct moe4_context *context, const struct moe4_layer *layer, void *part,
+                                      const void *from, size_t bytes)
+{
+    const struct cuda_prepared *prepared = layer->prepared;
+    int32_t previous = device_enter(prepared->device_index);
+    moe4_status status = device_upload(context, part, from, bytes, NULL);
+    if (!status) status = device_stream_wait(context, NULL);
+    device_leave(previous);
+    return status;
 }
 
 moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *layer)
@@ -110,15 +170,14 @@ moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *
     layer->prepared = prepared;
     prepared->device_index = context->cuda->index;
     prepared->n_multiprocessors = context->cuda->n_multiprocessors;
-    int is_gated = activation_has_gate(layer->activation);
-    init_matrix(&prepared->gate_up,
-                (struct cuda_row_order){is_gated, layer->gate_up, layer->I, layer->stored_intermediate_size},
-                is_gated ? layer->stored_intermediate_size + layer->I : layer->I, layer->H);
-    if (layer->gate_up == MOE4_GATE_UP_INTERLEAVED) prepared->gate_up.rows = 2 * layer->I;
-    init_matrix(&prepared->down, (struct cuda_row_order){0, MOE4_GATE_UP_NONE, layer->H, layer->H}, layer->H, layer->I);
+    const struct cuda_row_order gate_up = {activation_has_gate(layer->activation), layer->gate_up, layer->I,
+                                           layer->stored_intermediate_size};
+    const struct cuda_row_order down = {0, MOE4_GATE_UP_NONE, layer->H, layer->H};
+    init_matrix(&prepared->gate_up, gate_up, layer->H);
+    init_matrix(&prepared->down, down, layer->I);
     init_router(prepared, layer);
     int32_t previous = device_enter(prepared->device_index);
-    moe4_status status = allocate(context, layer);
+    moe4_status status = allocate_small(context, layer);
     device_leave(previous);
     return status;
 }
@@ -252,30 +311,45 @@ static moe4_status fill_small(struct moe4_context *context, const struct moe4_la
     return status;
 }
 
-/* How many experts take the exact kernel. */
+/* How many experts take the exact kernel.  What a file says of it must be 0 or 1. */
 static moe4_status count_exact(struct moe4_context *context, struct cuda_prepared *prepared, int32_t L)
 {
     uint8_t *flags = memory_allocate(&context->allocator, (size_t)L);
     if (!flags) return context_fail_memory(context, "the experts' kernels", (size_t)L);
     moe4_status status = device_download(context, flags, prepared->is_exact, (size_t)L);
-    for (int32_t l = 0; !status && l < L; l++) prepared->n_exact += flags[l];
+    for (int32_t l = 0; !status && l < L; l++) {
+        if (flags[l] > 1)
+            status = context_fail(context, MOE4_EFORMAT, "is_exact[%d] is %d, expected 0 or 1", l, flags[l]);
+        prepared->n_exact += flags[l];
+    }
     memory_release(&context->allocator, flags, (size_t)L);
     return status;
 }
 
-moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
+/* Everything that is not in the parts yet, with the experts of a source, or without one. */
+static moe4_status complete(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
 {
     struct cuda_prepared *prepared = layer->prepared;
     int32_t previous = device_enter(prepared->device_index);
     cuda_stream stream = NULL;
     moe4_status status = device_stream_create(context, &stream);
     if (!status) status = fill_small(context, layer, stream);
-    if (!status) status = fill_experts(context, layer, source, stream);
+    if (!status && source) status = fill_experts(context, layer, source, stream);
     if (!status) status = device_stream_wait(context, stream);
     if (!status) status = count_exact(context, prepared, layer->L);
     if (stream) device_stream_destroy(stream);
     device_leave(previous);
     return status;
+}
+
+moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)
+{
+    return complete(context, layer, source);
+}
+
+moe4_status cuda_prepared_check_parts(struct moe4_context *context, struct moe4_layer *layer)
+{
+    return complete(context, layer, NULL);
 }
 
 void cuda_prepared_release(struct moe4_layer *layer)

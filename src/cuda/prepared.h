@@ -1,4 +1,4 @@
-/* What the CUDA backend makes of a layer: everything on the device, in one allocation. */
+/* What the CUDA backend makes of a layer: everything on the device, the weights in parts of their own. */
 #ifndef MOE4_CUDA_PREPARED_H
 #define MOE4_CUDA_PREPARED_H
 
@@ -31,6 +31,15 @@ struct cuda_prepared {
 moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *layer);
 moe4_status cuda_prepared_fill(struct moe4_context *context, struct moe4_layer *layer,
                                const moe4_expert_source *source);
+moe4_status cuda_prepared_list_parts(struct moe4_context *context, const struct moe4_layer *layer,
+                                     struct layer_part *parts, int32_t *n_parts);
+void *cuda_prepared_allocate_part(const struct moe4_layer *layer, size_t bytes);
+void cuda_prepared_release_part(const struct moe4_layer *layer, void *memory, size_t bytes);
+moe4_status cuda_prepared_download_part(struct moe4_context *context, const struct moe4_layer *layer, void *to,
+                                        const void *part, size_t bytes);
+moe4_status cuda_prepared_upload_part(struct moe4_context *context, const struct moe4_layer *layer, void *part,
+                                      const void *from, size_t bytes);
+moe4_status cuda_prepared_check_parts(struct moe4_context *context, struct moe4_layer *layer);
 void cuda_prepared_release(struct moe4_layer *layer);
 
 #endif

@@ -228,9 +228,12 @@ __device__ void select_experts(const device_router &router, const token_logits &
 }
 
 /* A token id outside the table chooses no experts, and its NaN weights make its row NaN. */
-__device__ bool look_up_experts(const device_router &router, int32_t token_id, const warp_memory &m)
+__device__ bool look_up_experts(const route_logits_call &call, int64_t t, const warp_memory &m)
 {
+    const device_router &router = call.router;
+    const int32_t token_id = call.token_ids[t];
     const bool known = token_id >= 0 && token_id < router.vocab_size;
+    if (!known && threadIdx.x % 32 == 0) report_fault(call.out.faults, FAULT_TOKEN_ID, t, token_id);
     for (int32_t a = threadIdx.x % 32; a < router.top_k; a += 32)
         m.ids[a] = known ? router.table[(int64_t)token_id * router.top_k + a] : -1;
     return known;
@@ -242,7 +245,10 @@ __global__ void route_kernel(const __grid_constant__ route_logits_call call)
     const device_router &router = call.router;
     const int32_t lane = threadIdx.x % 32, A = router.top_k;
     const int64_t t = blockIdx.x * (int64_t)(blockDim.x / 32) + threadIdx.x / 32;
-    if (t == 0 && lane == 0) *call.out.ticket = 0;
+    if (t == 0 && lane == 0) {
+        *call.out.ticket = 0;
+        check_token_count(call.T, call.out.faults);
+    }
     if (t >= token_count_of(call.T)) return;
 
     const int64_t bytes = call.dtype == MOE4_DTYPE_F32 ? 4 : 2;
@@ -250,7 +256,7 @@ __global__ void route_kernel(const __grid_constant__ route_logits_call call)
     const warp_memory m = memory_of_warp(router);
     bool known = true;
     if (router.method == MOE4_ROUTING_HASH)
-        known = look_up_experts(router, call.token_ids[t], m);
+        known = look_up_experts(call, t, m);
     else
         select_experts(router, logits, m);
     __syncwarp();
@@ -272,7 +278,10 @@ __global__ void given_kernel(const __grid_constant__ route_given_call call)
     begin_kernel();
     const int32_t A = call.topk.top_k;
     const int64_t slot = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, t = slot / A, a = slot % A;
-    if (slot == 0) *call.out.ticket = 0;
+    if (slot == 0) {
+        *call.out.ticket = 0;
+        check_token_count(call.T, call.out.faults);
+    }
     if (t >= token_count_of(call.T)) return;
     int32_t id = call.topk.ids[t * call.topk.ld_ids + a];
     float weight;

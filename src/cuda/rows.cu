@@ -25,20 +25,6 @@ __global__ void copy_kernel(const __grid_constant__ copy_call call)
             call.to[row * call.columns + k] = call.from[row * call.ld + k];
 }
 
-__device__ void store_output(const combine_call &call, int64_t index, float sum)
-{
-    if (call.write == MOE4_WRITE_ADD) sum = load_float(call.y, call.dtype, index) + sum;
-    if (call.dtype == MOE4_DTYPE_F32) {
-        ((float *)call.y)[index] = sum;
-    } else if (call.dtype == MOE4_DTYPE_BF16) {
-        ((uint16_t *)call.y)[index] = bf16_bits(sum);
-    } else {
-        uint16_t half;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(sum));
-        ((uint16_t *)call.y)[index] = half;
-    }
-}
-
 constexpr int RUN = 8; /* columns of a thread */
 
 /* A slot of a token id that no table holds (route.cu): -1 with a NaN weight. */
@@ -91,7 +77,8 @@ __global__ void combine_kernel(const __grid_constant__ combine_call call)
         *(uint4 *)((uint16_t *)call.y + t * call.ldy + column) = {pairs[0], pairs[1], pairs[2], pairs[3]};
         return;
     }
-    for (int i = 0; i < RUN && column + i < call.columns; i++) store_output(call, t * call.ldy + column + i, sum[i]);
+    for (int i = 0; i < RUN && column + i < call.columns; i++)
+        store_output(call.y, call.dtype, call.write, t * call.ldy + column + i, sum[i]);
 }
 
 } // namespace

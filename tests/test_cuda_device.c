@@ -1,0 +1,378 @@
+/* What only a GPU has: bytes packed there are the host's, faults that are found after a call has returned, graphs whose
+ * inputs and token count change between replays, layers, contexts and devices side by side. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h> /* for cmocka.h, as the next two */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+
+#include "backend.h"
+#include "call.h"
+#include "cuda/prepared.h"
+
+#undef moe4_forward_router /* the others wait for the device, which a capture must not */
+moe4_status moe4_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                const moe4_logits *logits, const moe4_result *result);
+moe4_status finished_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
+                                    const moe4_logits *logits, const moe4_result *result);
+
+enum { H = 160, I = 96, E = 9, A = 3, T = 61 };
+
+static void check(cudaError_t error)
+{
+    if (error) fail_msg("%s", cudaGetErrorString(error));
+}
+
+/* ---- Packing ---- */
+
+struct host_copy {
+    uint8_t *tiles;
+    float *bias, *unit;
+};
+
+static void *download(moe4_context *context, const moe4_layer *layer, const struct layer_part *part)
+{
+    void *bytes = malloc((size_t)part->n_bytes);
+    assert_int_equal(layer->backend->download_part(context, layer, bytes, *part->slot, (size_t)part->n_bytes), MOE4_OK);
+    return bytes;
+}
+
+/* Matrix m of all experts, as the host packs it, against what the device has. */
+static void check_matrix(const moe4_layer *layer, const moe4_expert *experts, int m, const struct host_copy *got,
+                         const uint8_t *is_exact)
+{
+    const struct cuda_prepared *prepared = layer->prepared;
+    const struct cuda_matrix *matrix = m ? &prepared->down : &prepared->gate_up;
+    const size_t tile_bytes = (size_t)matrix->n_steps * CUDA_STEP_BYTES;
+    uint8_t *tile = malloc(tile_bytes);
+    for (int32_t l = 0; l < layer->L; l++) {
+        const moe4_matrix *from = m ? &experts[l].down : &experts[l].gate_up;
+        int32_t bases[2] = {cuda_scale_base(&experts[l].gate_up, &prepared->gate_up.order, layer->H),
+                            cuda_scale_base(&experts[l].down, &prepared->down.order, layer->I)};
+        assert_int_equal(is_exact[l], bases[0] < 0 || bases[1] < 0);
+        const int32_t base = is_exact[l] ? CUDA_RAW_BASE : bases[m];
+        assert_true(got->unit[l] == (is_exact[l] ? 1.0f : ldexpf(1.0f, base)));
+        for (int32_t t = 0; t < matrix->n_tiles; t++) {
+            const int64_t index = (int64_t)l * matrix->n_tiles + t;
+            float bias[CUDA_TILE_ROWS];
+            cuda_pack_tile(from, matrix->K, &matrix->order, t, base, tile, bias);
+            assert_memory_equal(tile, got->tiles + (size_t)index * tile_bytes, tile_bytes);
+            assert_memory_equal(bias, got->bias + index * CUDA_TILE_ROWS, sizeof bias);
+        }
+    }
+    free(tile);
+}
+
+static void check_packed(moe4_gate_up order, moe4_activation activation, int64_t padding)
+{
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(H, I, E, A);
+    config.gate_up = order;
+    config.activation = activation;
+    config.alpha = config.beta = config.limit = (moe4_param)MOE4_PARAM_INIT;
+    if (padding) config.stored_intermediate_size = I + padding;
+    struct weight_plan weights = {.biases = BIAS_GATE_UP, .bias_dtype = MOE4_DTYPE_BF16, .seed = 8};
+    moe4_expert *experts = weights_create(&buffers, &config, &weights);
+    memset((uint8_t *)experts[2].down.scales, 251, (size_t)H * I / 32); /* a base of its own */
+    ((uint8_t *)experts[4].gate_up.scales)[7] = 255;                    /* the exact kernel's */
+    memset((uint8_t *)experts[5].gate_up.codes, 0x80, 16);              /* minus zeros: as good as any */
+    ((uint8_t *)experts[5].gate_up.scales)[0] = 254;
+    moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
+    moe4_layer *layer = layer_open(context, &config, experts);
+    struct layer_part parts[MAX_PARTS];
+    int32_t n_parts;
+    assert_int_equal(layer->backend->list_parts(context, layer, parts, &n_parts), MOE4_OK);
+    assert_int_equal(n_parts, 7);
+    uint8_t *is_exact = download(context, layer, &parts[6]);
+    assert_int_equal(is_exact[4], 1);
+    assert_int_equal(is_exact[5], 0);
+    for (int m = 0; m < 2; m++) {
+        struct host_copy got = {download(context, layer, &parts[m]), download(context, layer, &parts[2 + m]),
+                                download(context, layer, &parts[4 + m])};
+        check_matrix(layer, experts, m, &got, is_exact);
+        free(got.tiles);
+        free(got.bias);
+        free(got.unit);
+    }
+    free(is_exact);
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+}
+
+static void test_packed_bytes(void **state)
+{
+    (void)state;
+    check_packed(MOE4_GATE_UP_INTERLEAVED, MOE4_ACTIVATION_SILU, 0);
+    check_packed(MOE4_GATE_UP_GATE_FIRST, MOE4_ACTIVATION_SILU, 32);
+    check_packed(MOE4_GATE_UP_UP_FIRST, MOE4_ACTIVATION_SILU, 8);
+    check_packed(MOE4_GATE_UP_NONE, MOE4_ACTIVATION_RELU2, 0);
+}
+
+/* ---- Layers and calls ---- */
+
+struct layer_call {
+    struct buffers buffers;
+    moe4_layer_config config;
+    moe4_context *context;
+    moe4_layer *layer;
+    struct call call;
+};
+
+static moe4_layer_config hash_config(struct buffers *buffers)
+{
+    enum { VOCABULARY = 50 };
+    int32_t *table = buffers_allocate(buffers, VOCABULARY * A * sizeof *table);
+    for (int i = 0; i < VOCABULARY * A; i++) table[i] = (i * 7 + i / A) % E;
+    moe4_layer_config config = layer_config(H, I, E, A);
+    config.routing.method = MOE4_ROUTING_HASH;
+    config.routing.hash_table = table;
+    config.routing.hash_table_dtype = MOE4_DTYPE_I32;
+    config.routing.vocab_size = VOCABULARY;
+    return config;
+}
+
+/* A layer and a call of T tokens that has not run. */
+static struct layer_call *prepare_call(int is_hash, uint64_t seed)
+{
+    struct layer_call *c = calloc(1, sizeof *c);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = seed};
+    struct call_plan plan = {.n_tokens = T, .routing = ROUTE_LOGITS_F32, .seed = seed + 1};
+    c->config = is_hash ? hash_config(&c->buffers) : layer_config(H, I, E, A);
+    c->context = context_open(MOE4_ISA_AUTO, 1);
+    c->layer = layer_open(c->context, &c->config, weights_create(&c->buffers, &c->config, &weights));
+    c->call = call_create(&c->buffers, &c->config, &plan);
+    return c;
+}
+
+static void release_call(struct layer_call *c)
+{
+    moe4_layer_destroy(c->layer);
+    moe4_context_destroy(c->context);
+    buffers_release(&c->buffers);
+    free(c);
+}
+
+static void expect_fault(moe4_context *context, const char *message)
+{
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(moe4_context_check(context), MOE4_EINVAL);
+        if (!strstr(moe4_context_message(context), message)) fail_msg("%s", moe4_context_message(context));
+    }
+    assert_int_equal(moe4_context_clear(context), MOE4_OK);
+    assert_int_equal(moe4_context_check(context), MOE4_OK);
+}
+
+/* ---- Faults ---- */
+
+static void test_bad_token_ids(void **state)
+{
+    (void)state;
+    static const int32_t bad[] = {-1, 50, INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 4; i++) {
+        struct layer_call *c = prepare_call(1, 21);
+        int32_t *ids = buffers_allocate(&c->buffers, T * sizeof *ids);
+        for (int t = 0; t < T; t++) ids[t] = t % 50;
+        c->call.batch.token_ids = ids;
+        call_must_run(&c->buffers, c->context, c->layer, &c->call);
+        assert_int_equal(moe4_context_check(c->context), MOE4_OK);
+        struct call second = call_create(&c->buffers, &c->config, &c->call.plan);
+        second.batch.token_ids = ids;
+        ids[17] = bad[i];
+        call_must_run(&c->buffers, c->context, c->layer, &second);
+        for (int h = 0; h < H; h++) assert_true(isnan(ref_bf16(((uint16_t *)second.result.y)[17 * H + h])));
+        for (int a = 0; a < A; a++) assert_int_equal(second.result.ids[17 * A + a], -1);
+        for (int t = 0; t < T; t++)
+            if (t != 17)
+                assert_memory_equal((uint16_t *)second.result.y + t * H, (uint16_t *)c->call.result.y + t * H, H * 2);
+        expect_fault(c->context, "token_ids[17] was");
+        release_call(c);
+    }
+}
+
+static void test_bad_token_counts(void **state)
+{
+    (void)state;
+    static const int32_t bad[] = {-1, T + 1, INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 4; i++) {
+        struct layer_call *c = prepare_call(0, 22);
+        call_must_run(&c->buffers, c->context, c->layer, &c->call);
+        struct call second = call_create(&c->buffers, &c->config, &c->call.plan);
+        second.batch.n_tokens_device = buffers_copy(&c->buffers, &bad[i], sizeof bad[i]);
+        call_must_run(&c->buffers, c->context, c->layer, &second);
+        if (bad[i] < 0)
+            assert_memory_equal(second.result.y, second.y_before, second.y_bytes);
+        else
+            assert_memory_equal(second.result.y, c->call.result.y, second.y_bytes);
+        expect_fault(c->context, "expected 0 to n_tokens 61");
+        release_call(c);
+    }
+}
+
+static void test_bad_row_map(void **state)
+{
+    (void)state;
+    struct layer_call *c = prepare_call(0, 23);
+    call_must_run(&c->buffers, c->context, c->layer, &c->call);
+    const int32_t n_rows = (int32_t)*c->call.result.n_rows, wrong[] = {-2, n_rows, INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 4; i++) {
+        int32_t *map = buffers_copy(&c->buffers, c->call.result.row_map, T * A * sizeof *map);
+        moe4_deferred deferred = MOE4_DEFERRED_INIT;
+        moe4_result result = MOE4_RESULT_INIT;
+        map[9 * A + 1] = wrong[i];
+        deferred.n_tokens = T;
+        deferred.top_k = A;
+        deferred.output_size = H;
+        deferred.gemm2_rows = c->call.result.gemm2_rows;
+        deferred.n_rows = n_rows;
+        deferred.row_map = map;
+        deferred.weights = c->call.result.weights;
+        result.y = buffers_allocate(&c->buffers, c->call.y_bytes);
+        assert_int_equal(moe4_combine(c->context, &deferred, &result), MOE4_OK);
+        const uint16_t *y = result.y, *expected = c->call.result.y;
+        for (int64_t k = 0; k < T * H; k++) assert_true(k / H == 9 ? isnan(ref_bf16(y[k])) : y[k] == expected[k]);
+        expect_fault(c->context, "row_map of token 9 had the entry");
+    }
+    release_call(c);
+}
+
+/* ---- Graphs ---- */
+
+/* One graph, replayed with other logits, x and token counts than it was captured with: the bits of direct calls. */
+static void test_graph_replay(void **state)
+{
+    (void)state;
+    struct layer_call *c = prepare_call(0, 31);
+    int32_t *count = buffers_allocate(&c->buffers, sizeof *count);
+    struct call *call = &c->call;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    check(cudaStreamCreate(&stream));
+    *count = T;
+    call->batch.n_tokens_device = count;
+    call_must_run(&c->buffers, c->context, c->layer, call); /* gives it a workspace */
+    call->batch.stream = stream;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_int_equal(moe4_forward_router(c->context, c->layer, &call->batch, &call->logits, &call->result), MOE4_OK);
+    check(cudaStreamEndCapture(stream, &graph));
+    check(cudaGraphInstantiate(&replay, graph, 0));
+    static const int32_t counts[] = {T, 1, 0, 33, 8, T - 1};
+    for (int i = 0; i < 6; i++) {
+        struct call_plan plan = call->plan;
+        plan.seed = 100 + (uint64_t)i;
+        struct call direct = call_create(&c->buffers, &c->config, &plan);
+        call_must_run(&c->buffers, c->context, c->layer, &direct);
+        memcpy((void *)call->batch.x, direct.batch.x, (size_t)(T * H) * 2);
+        memcpy((void *)call->logits.logits, direct.logits.logits, (size_t)(T * E) * 4);
+        memset(call->result.y, 0xFF, call->y_bytes);
+        *count = counts[i];
+        check(cudaGraphLaunch(replay, stream));
+        check(cudaStreamSynchronize(stream));
+        const size_t bytes = (size_t)counts[i] * H * 2;
+        assert_memory_equal(call->result.y, direct.result.y, bytes);
+        for (size_t b = bytes; b < call->y_bytes; b++) assert_int_equal(((uint8_t *)call->result.y)[b], 0xFF);
+    }
+    assert_int_equal(moe4_context_check(c->context), MOE4_OK);
+    check(cudaGraphExecDestroy(replay));
+    check(cudaGraphDestroy(graph));
+    check(cudaStreamDestroy(stream));
+    release_call(c);
+}
+
+/* ---- Side by side ---- */
+
+static moe4_context *open_on(int32_t index)
+{
+    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+    moe4_context *context;
+    config.device = MOE4_DEVICE_CUDA;
+    config.device_index = index;
+    if (moe4_context_create(&config, &context)) fail_msg("%s", moe4_context_message(context));
+    return context;
+}
+
+/* Two layers, two contexts each, four streams, all under way together. */
+static void test_layers_and_contexts(void **state)
+{
+    (void)state;
+    enum { N_CALLS = 4, N_ROUNDS = 20 };
+    struct layer_call *layers[2] = {prepare_call(0, 41), prepare_call(0, 42)};
+    struct call calls[N_CALLS];
+    moe4_context *contexts[N_CALLS];
+    cudaStream_t streams[N_CALLS];
+    for (int i = 0; i < 2; i++)
+        call_must_run(&layers[i]->buffers, layers[i]->context, layers[i]->layer, &layers[i]->call);
+    for (int i = 0; i < N_CALLS; i++) {
+        struct layer_call *c = layers[i % 2];
+        contexts[i] = open_on(0);
+        calls[i] = call_create(&c->buffers, &c->config, &c->call.plan);
+        call_must_run(&c->buffers, contexts[i], c->layer, &calls[i]);
+        memset(calls[i].result.y, 0xFF, calls[i].y_bytes);
+        check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+        calls[i].batch.stream = streams[i];
+    }
+    for (int n = 0; n < N_ROUNDS * N_CALLS; n++) {
+        const int i = n % N_CALLS;
+        assert_int_equal(
+            moe4_forward_router(contexts[i], layers[i % 2]->layer, &calls[i].batch, &calls[i].logits, &calls[i].result),
+            MOE4_OK);
+    }
+    check(cudaDeviceSynchronize());
+    for (int i = 0; i < N_CALLS; i++) {
+        call_compare(&layers[i % 2]->call, &calls[i]);
+        check(cudaStreamDestroy(streams[i]));
+        moe4_context_destroy(contexts[i]);
+    }
+    for (int i = 0; i < 2; i++) release_call(layers[i]);
+}
+
+/* The same layer on every device of the machine, from a thread whose device is another: equal bits. */
+static void test_devices(void **state)
+{
+    (void)state;
+    int count, current;
+    check(cudaGetDeviceCount(&count));
+    if (count < 2) skip();
+    struct layer_call *c = prepare_call(0, 51);
+    call_must_run(&c->buffers, c->context, c->layer, &c->call);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 51};
+    moe4_expert *experts = weights_create(&c->buffers, &c->config, &weights);
+    for (int index = 1; index < count; index++) {
+        moe4_context *context = open_on(index);
+        moe4_layer *layer = layer_open(context, &c->config, experts);
+        struct call call = call_create(&c->buffers, &c->config, &c->call.plan);
+        cudaStream_t stream;
+        check(cudaSetDevice(index));
+        check(cudaStreamCreate(&stream));
+        check(cudaSetDevice(0));
+        call.batch.stream = stream;
+        call_must_run(&c->buffers, context, layer, &call);
+        check(cudaStreamSynchronize(stream));
+        check(cudaGetDevice(&current));
+        assert_int_equal(current, 0);
+        call_compare(&c->call, &call);
+        assert_int_equal(moe4_forward_router(c->context, layer, &call.batch, &call.logits, &call.result), MOE4_EINVAL);
+        assert_non_null(strstr(moe4_context_message(c->context), "the layer is on device"));
+        check(cudaStreamDestroy(stream));
+        moe4_layer_destroy(layer);
+        moe4_context_destroy(context);
+    }
+    release_call(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_bad_token_ids),
+        cmocka_unit_test(test_bad_token_counts), cmocka_unit_test(test_bad_row_map),
+        cmocka_unit_test(test_graph_replay),     cmocka_unit_test(test_layers_and_contexts),
+        cmocka_unit_test(test_devices),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
