@@ -176,7 +176,7 @@ MOE4_API moe4_status moe4_checkpoint_load(moe4_context *context, const moe4_chec
 /* ---- Prepared layers ------------------------------------------------------------------------------------------ */
 
 /* Saves a prepared layer, so that a later start need not read and repack the checkpoint.  The file is safetensors: it
- * appears at path only when complete, and fits any CPU of this architecture.
+ * appears at path only when complete, and fits any CPU of this architecture, or, from a CUDA context, any GPU.
  * source names what the layer was made from (a hash, say) for moe4_layer_load to compare; at most 255 bytes. */
 MOE4_API moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *layer, const char *source,
                                      const char *path);
@@ -185,7 +185,7 @@ MOE4_API moe4_status moe4_layer_save(moe4_context *context, const moe4_layer *la
 typedef enum moe4_mapping {
     MOE4_MAPPING_NONE = 0, /* read into memory */
     MOE4_MAPPING_SHARED    /* map the file: processes share one copy and pages come when touched, but a file that shrinks
-                              under the mapping kills the process (SIGBUS) */
+                              under the mapping kills the process (SIGBUS).  CPU only */
 } moe4_mapping;
 
 /* Loads what moe4_layer_save wrote.  Every size and id in it is checked; weights are taken as they are.
