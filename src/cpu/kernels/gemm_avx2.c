@@ -98,4 +98,5 @@ static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_
     }
 }
 
-const struct kernel kernel_avx2 = {"gemm_avx2", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX2, gemm_tile_avx2};
+const struct kernel kernel_avx2 = {"gemm_avx2", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX2, TILE_TOKENS,
+                                   gemm_tile_avx2};

@@ -96,5 +96,5 @@ static void gemm_tile_avx512(const uint8_t *panel, int64_t n_blocks, const uint1
     tiles[n_tokens](panel, n_blocks, x, sums);
 }
 
-const struct kernel kernel_avx512 = {"gemm_avx512", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX512,
+const struct kernel kernel_avx512 = {"gemm_avx512", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX512, TILE_TOKENS,
                                      gemm_tile_avx512};

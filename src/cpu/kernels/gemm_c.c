@@ -48,4 +48,4 @@ static void gemm_tile_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *
     }
 }
 
-const struct kernel kernel_c = {"gemm_c", "f32 chain over k: multiply, add", MOE4_ISA_C, gemm_tile_c};
+const struct kernel kernel_c = {"gemm_c", "f32 chain over k: multiply, add", MOE4_ISA_C, TILE_TOKENS, gemm_tile_c};

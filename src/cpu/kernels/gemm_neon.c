@@ -94,4 +94,5 @@ static void gemm_tile_neon(const uint8_t *panel, int64_t n_blocks, const uint16_
     }
 }
 
-const struct kernel kernel_neon = {"gemm_neon", "blocks of fma over k, scaled by fma", MOE4_ISA_NEON, gemm_tile_neon};
+const struct kernel kernel_neon = {"gemm_neon", "blocks of fma over k, scaled by fma", MOE4_ISA_NEON, TILE_TOKENS,
+                                   gemm_tile_neon};

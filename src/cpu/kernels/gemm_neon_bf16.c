@@ -132,4 +132,4 @@ static void gemm_tile_neon_bf16(const uint8_t *panel, int64_t n_blocks, const ui
 }
 
 const struct kernel kernel_neon_bf16 = {"gemm_neon_bf16", "blocks of bfmmla, scaled by fma", MOE4_ISA_NEON_BF16,
-                                        gemm_tile_neon_bf16};
+                                        TILE_TOKENS, gemm_tile_neon_bf16};

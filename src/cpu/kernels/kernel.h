@@ -19,9 +19,10 @@
 typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums);
 
 struct kernel {
-    const char *name;  /* gemm_ISA */
-    const char *order; /* the accumulation order: how an element's chain is formed */
-    moe4_isa isa;      /* the lowest level that can run it */
+    const char *name;    /* gemm_ISA */
+    const char *order;   /* the accumulation order: how an element's chain is formed */
+    moe4_isa isa;        /* the lowest level that can run it */
+    int32_t tile_tokens; /* what it likes: tiles of so many rows at most */
     gemm_tile_fn *gemm_tile;
 };
 
