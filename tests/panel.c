@@ -44,12 +44,17 @@ void problem_release(struct problem *p)
     buffers_release(&p->buffers);
 }
 
-float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n)
+uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n)
 {
     uint16_t *packed = buffers_allocate(&p->buffers, (size_t)(n * p->K) * sizeof *packed);
-    float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
     for (int64_t k = 0; k < p->K; k++)
         for (int32_t t = 0; t < n; t++) packed[(k / 2 * n + t) * 2 + k % 2] = p->x[(first + t) * p->K + k];
-    kernel->gemm_tile(p->panel, p->K / 32, packed, n, sums);
+    return packed;
+}
+
+float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n)
+{
+    float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
+    kernel->gemm_tile(p->panel, p->K / 32, problem_pack(p, first, n), n, sums);
     return sums;
 }

@@ -29,7 +29,10 @@ struct problem {
 struct problem problem_create(enum weight_data data, int64_t K, int32_t n_tokens);
 void problem_release(struct problem *p);
 
-/* Runs a kernel on tokens first .. first+n-1, packed as kernels want them, to sums [n][64] that nothing follows. */
+/* Tokens first .. first+n-1 as kernels want them. */
+uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n);
+
+/* Runs a kernel on tokens first .. first+n-1, to sums [n][64] that nothing follows. */
 float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n);
 
 /* A matrix [64, K] as a panel. */

@@ -1,4 +1,5 @@
-/* Activations so large that a block of unscaled products overflows: kernels divide such a row first (cpu/tame.h). */
+/* Activations so large that a block of unscaled products overflows, and so small that it vanishes: kernels treat such
+ * rows apart (cpu/tame.h). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
@@ -92,8 +93,59 @@ static void test_tiny_rows(void **state)
         }
 }
 
+/* Token t of a finished call, all of whose tokens choose one expert, in a call of its own. */
+static struct call run_alone(struct buffers *buffers, moe4_context *context, const moe4_layer *layer,
+                             const struct call *call, int64_t t)
+{
+    struct call_plan plan = call->plan;
+    plan.n_tokens = 1;
+    struct call alone = call_create(buffers, call->config, &plan);
+    memcpy((void *)alone.batch.x, (const uint16_t *)call->batch.x + t * H, H * sizeof(uint16_t));
+    memcpy((void *)alone.topk.weights, (const float *)call->topk.weights + t, sizeof(float));
+    call_must_run(buffers, context, layer, &alone);
+    return alone;
+}
+
+/* Many rows of an expert meet weights that are scaled already, but for tiles with a row to which that could make a
+ * difference.  Row 17 is one, or nearly; whatever it is, every row's bits are those that it has alone. */
+static void check_many_rows(moe4_isa isa, int exponent)
+{
+    enum { N = 60 };
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(H, I, 1, 1);
+    struct weight_plan weights = {.seed = 23};
+    moe4_expert *experts = weights_create(&buffers, &config, &weights);
+    moe4_context *context = context_open(isa, 1);
+    moe4_layer *layer = layer_open(context, &config, experts);
+    struct call_plan plan = {.n_tokens = N, .top_k = 1, .ids = IDS_ONE, .y_dtype = MOE4_DTYPE_F32, .seed = 24};
+    struct call call = call_create(&buffers, &config, &plan);
+    for (int64_t k = 17 * H; k < 18 * H; k += 5)
+        store_value((void *)call.batch.x, MOE4_DTYPE_BF16, k, ldexp(1 + (double)(k % 64) / 64, exponent));
+    call_must_run(&buffers, context, layer, &call);
+    call.label = "many rows";
+    call_check(&call, experts, isa, N);
+    for (int64_t t = 0; t < N; t += t < 14 || t > 20 ? 7 : 1) {
+        struct call alone = run_alone(&buffers, context, layer, &call, t);
+        call_compare_tokens(&call, t, &alone, 0);
+    }
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+}
+
+static void test_many_rows(void **state)
+{
+    (void)state;
+    static const int exponents[] = {0, -85, -87, -100, -125, 88, 91, 110};
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n = isa_levels(levels);
+    for (int32_t i = 0; i < n; i++)
+        for (size_t j = 0; j < sizeof exponents / sizeof *exponents; j++) check_many_rows(levels[i], exponents[j]);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_huge_rows), cmocka_unit_test(test_tiny_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_huge_rows), cmocka_unit_test(test_tiny_rows),
+                                       cmocka_unit_test(test_many_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,5 +115,8 @@ static void gemm_tile_amx(const uint8_t *panel, int64_t n_blocks, const uint16_t
     _tile_release();
 }
 
-const struct kernel kernel_amx = {"gemm_amx", "blocks of tdpbf16ps, scaled by fma", MOE4_ISA_AMX, TILE_TOKENS,
-                                  gemm_tile_amx};
+const struct kernel kernel_amx = {.name = "gemm_amx",
+                                  .order = "blocks of tdpbf16ps, scaled by fma",
+                                  .isa = MOE4_ISA_AMX,
+                                  .tile_tokens = TILE_TOKENS,
+                                  .gemm_tile = gemm_tile_amx};

@@ -98,5 +98,8 @@ static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_
     }
 }
 
-const struct kernel kernel_avx2 = {"gemm_avx2", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX2, TILE_TOKENS,
-                                   gemm_tile_avx2};
+const struct kernel kernel_avx2 = {.name = "gemm_avx2",
+                                   .order = "blocks of fma over k, scaled by fma",
+                                   .isa = MOE4_ISA_AVX2,
+                                   .tile_tokens = TILE_TOKENS,
+                                   .gemm_tile = gemm_tile_avx2};

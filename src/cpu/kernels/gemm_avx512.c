@@ -96,5 +96,8 @@ static void gemm_tile_avx512(const uint8_t *panel, int64_t n_blocks, const uint1
     tiles[n_tokens](panel, n_blocks, x, sums);
 }
 
-const struct kernel kernel_avx512 = {"gemm_avx512", "blocks of fma over k, scaled by fma", MOE4_ISA_AVX512, TILE_TOKENS,
-                                     gemm_tile_avx512};
+const struct kernel kernel_avx512 = {.name = "gemm_avx512",
+                                     .order = "blocks of fma over k, scaled by fma",
+                                     .isa = MOE4_ISA_AVX512,
+                                     .tile_tokens = TILE_TOKENS,
+                                     .gemm_tile = gemm_tile_avx512};

@@ -94,5 +94,8 @@ static void gemm_tile_neon(const uint8_t *panel, int64_t n_blocks, const uint16_
     }
 }
 
-const struct kernel kernel_neon = {"gemm_neon", "blocks of fma over k, scaled by fma", MOE4_ISA_NEON, TILE_TOKENS,
-                                   gemm_tile_neon};
+const struct kernel kernel_neon = {.name = "gemm_neon",
+                                   .order = "blocks of fma over k, scaled by fma",
+                                   .isa = MOE4_ISA_NEON,
+                                   .tile_tokens = TILE_TOKENS,
+                                   .gemm_tile = gemm_tile_neon};

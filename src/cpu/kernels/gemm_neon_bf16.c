@@ -131,5 +131,8 @@ static void gemm_tile_neon_bf16(const uint8_t *panel, int64_t n_blocks, const ui
         spread_sums(pairs[subtile], n_tokens, sums + subtile * SUBTILE_ROWS);
 }
 
-const struct kernel kernel_neon_bf16 = {"gemm_neon_bf16", "blocks of bfmmla, scaled by fma", MOE4_ISA_NEON_BF16,
-                                        TILE_TOKENS, gemm_tile_neon_bf16};
+const struct kernel kernel_neon_bf16 = {.name = "gemm_neon_bf16",
+                                        .order = "blocks of bfmmla, scaled by fma",
+                                        .isa = MOE4_ISA_NEON_BF16,
+                                        .tile_tokens = TILE_TOKENS,
+                                        .gemm_tile = gemm_tile_neon_bf16};
