@@ -117,7 +117,8 @@ static void check_many_rows(moe4_isa isa, int exponent)
     moe4_expert *experts = weights_create(&buffers, &config, &weights);
     moe4_context *context = context_open(isa, 1);
     moe4_layer *layer = layer_open(context, &config, experts);
-    struct call_plan plan = {.n_tokens = N, .top_k = 1, .ids = IDS_ONE, .y_dtype = MOE4_DTYPE_F32, .seed = 24};
+    struct call_plan plan = {
+        .n_tokens = N, .top_k = 1, .routing = ROUTE_IDS_F32, .ids = IDS_ONE, .y_dtype = MOE4_DTYPE_F32, .seed = 24};
     struct call call = call_create(&buffers, &config, &plan);
     for (int64_t k = 17 * H; k < 18 * H; k += 5)
         store_value((void *)call.batch.x, MOE4_DTYPE_BF16, k, ldexp(1 + (double)(k % 64) / 64, exponent));
