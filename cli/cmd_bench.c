@@ -9,6 +9,7 @@
 #include "generate.h"
 #include "memory.h"
 #include "message.h"
+#include "model.h"
 #include "moe4/tune.h"
 #include "options.h"
 #include "packing.h"
@@ -77,10 +78,11 @@ static int bench_prepare(struct bench *bench)
     moe4_expert_source source = workload_source(&bench->workload);
     code = packing_measure((moe4_isa)bench->isa, bench->n_threads, &bench->config, &source, &bench->prepare_gbs);
     if (code) return code;
-    if (moe4_layer_create_from(bench->context, &bench->config, &source, &bench->layer) != MOE4_OK ||
-        moe4_layer_describe(bench->layer, &bench->layer_info) != MOE4_OK)
+    if (moe4_layer_create_from(bench->context, &bench->config, &source, &bench->layer) != MOE4_OK)
         return fail_library(bench->context);
-    return probe_open(bench->info.n_threads, bench->layer_info.weight_bytes, &bench->weights, &bench->probe);
+    code = layer_describe(bench->context, bench->layer, (moe4_compute)bench->compute, &bench->layer_info);
+    return code ? code
+                : probe_open(bench->info.n_threads, bench->layer_info.weight_bytes, &bench->weights, &bench->probe);
 }
 
 /* A pass of n tokens with generated inputs and room for logits. */
@@ -255,12 +257,12 @@ static int bench_point(struct bench *bench, int64_t n_tokens)
     if (!code) {
         bench->machine = (struct probe_result){0}; /* right before and right after; the better counts */
         probe_bandwidth(bench->probe, &bench->machine);
-        probe_rate(bench->probe, bench->info.isa, &bench->machine);
+        probe_rate(bench->probe, bench->info.isa, (moe4_compute)bench->compute, &bench->machine);
         code = point_time(bench, &point);
     }
     if (!code) {
         probe_bandwidth(bench->probe, &bench->machine);
-        probe_rate(bench->probe, bench->info.isa, &bench->machine);
+        probe_rate(bench->probe, bench->info.isa, (moe4_compute)bench->compute, &bench->machine);
         point_judge(bench, &point);
         point_print(bench, &point);
     }

@@ -81,12 +81,11 @@ static void layer_print(const struct check *check, const struct level *level, in
 }
 
 /* Once the inputs have said which experts there are. */
-static int level_prepare(struct level *level)
+static int level_prepare(const struct check *check, struct level *level)
 {
     if (level->layer) return EXIT_OK;
     int code = model_prepare(&level->model, level->context, &level->layer);
-    if (!code && moe4_layer_describe(level->layer, &level->layer_info) != MOE4_OK) code = fail_library(level->context);
-    return code;
+    return code ? code : layer_describe(level->context, level->layer, check->input.compute, &level->layer_info);
 }
 
 /* One batch: so many generated tokens, or those of the input. */
@@ -98,7 +97,7 @@ static int check_point(struct check *check, struct level *level, int64_t n_token
     check->input.n_tokens = n_tokens;
     int code = input_open(level->context, &check->input, &level->model, &pass);
     n_tokens = pass.n_tokens;
-    if (!code) code = level_prepare(level);
+    if (!code) code = level_prepare(check, level);
     if (!code) code = pass_allocate(&pass, PASS_STAGES);
     if (!code) code = pass_prepare(&pass, level->context, level->layer);
     if (!code) pass_refresh(&pass);

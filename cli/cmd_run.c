@@ -132,7 +132,7 @@ static int run_cpu(struct run *run)
     struct probe_result measured = {0};
     int code = run->prepared_file ? model_load(&run->model, run->context, run->prepared_file, &run->layer)
                                   : model_prepare(&run->model, run->context, &run->layer);
-    if (!code && moe4_layer_describe(run->layer, &run->layer_info) != MOE4_OK) code = fail_library(run->context);
+    if (!code) code = layer_describe(run->context, run->layer, run->pass.compute, &run->layer_info);
     if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
     if (!code) code = run_time(run);
     if (!code) code = probe_open(run->info.n_threads, run->layer_info.weight_bytes, NULL, &probe);
@@ -186,8 +186,12 @@ static int run_save(const struct run *run)
     outputs[n++] = (struct tensor_output){"topk_ids", MOE4_DTYPE_I32, 2, {T, A}, pass->ids};
     outputs[n++] = (struct tensor_output){"topk_weights", MOE4_DTYPE_F32, 2, {T, A}, pass->weights};
     if (run->stages) {
-        moe4_dtype dtype = pass->intermediate_scale ? MOE4_DTYPE_F8_E4M3 : MOE4_DTYPE_BF16;
-        outputs[n++] = (struct tensor_output){"intermediate", dtype, 2, {pass->n_rows, I}, pass->intermediate};
+        static const moe4_dtype dtypes[] = {[MOE4_COMPUTE_BF16] = MOE4_DTYPE_BF16,
+                                            [MOE4_COMPUTE_MXFP8] = MOE4_DTYPE_F8_E4M3,
+                                            [MOE4_COMPUTE_FP8] = MOE4_DTYPE_F8_E4M3,
+                                            [MOE4_COMPUTE_INT8] = MOE4_DTYPE_I8};
+        outputs[n++] =
+            (struct tensor_output){"intermediate", dtypes[pass->compute], 2, {pass->n_rows, I}, pass->intermediate};
     }
     moe4_dtype scale_dtype;
     int64_t n_scales = pass_scales(pass, &scale_dtype);

@@ -131,7 +131,8 @@ static int read_hidden(const struct reading *reading)
     const struct tensor_want codes = {name, 2, {ANY_SIZE, pass->hidden_size}, {MOE4_DTYPE_F8_E4M3}};
     int is_quantised = found && dtype_named(found->dtype) == MOE4_DTYPE_F8_E4M3;
     struct tensor_data loaded;
-    if (is_quantised && pass->compute == MOE4_COMPUTE_BF16)
+    const int takes_codes = pass->compute == MOE4_COMPUTE_MXFP8 || pass->compute == MOE4_COMPUTE_FP8;
+    if (is_quantised && !takes_codes)
         return fail("%s: tensor \"%s\" is F8_E4M3, which needs --activation-dtype mxfp8 or fp8", found->file, name);
     if (!is_quantised && has(reading, scale_name))
         return fail("tensor \"%s\" is there, but \"%s\" is %s, expected F8_E4M3", scale_name, name,

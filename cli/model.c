@@ -7,7 +7,6 @@
 #include "memory.h"
 #include "message.h"
 #include "progress.h"
-#include "report.h"
 
 static moe4_status read_named(const struct model *model, int32_t local_expert, moe4_expert *expert)
 {
@@ -40,10 +39,7 @@ int model_open(moe4_context *context, const char *path, int64_t layer, struct in
     options.first_expert = (int32_t)experts.first;
     options.n_experts = (int32_t)experts.second;
     if (model->layer < 0)
-        code = model->info.n_other_layers
-                   ? fail("%s: %s, none in MXFP4: moe4 quantize makes these of bf16, f16 and f32", path,
-                          human_plural(model->info.n_other_layers, "MoE layer").text)
-                   : fail("%s: no MoE layer that can be read", path);
+        code = fail("%s: no MoE layer that can be read", path);
     else if (moe4_layer_reader_open(context, model->checkpoint, model->layer, &options, &model->reader) != MOE4_OK)
         code = fail_library(context);
     if (code) {
@@ -147,4 +143,14 @@ void model_close(struct model *model)
     model->expert_map = model->named_by = NULL;
     model->reader = NULL;
     model->checkpoint = NULL;
+}
+
+int layer_describe(moe4_context *context, const moe4_layer *layer, moe4_compute compute, moe4_layer_info *info)
+{
+    if (moe4_layer_describe(layer, info) != MOE4_OK) return fail_library(context);
+    if (compute == MOE4_COMPUTE_INT8) {
+        info->kernel = info->kernel_int8;
+        info->order = info->order_int8;
+    }
+    return EXIT_OK;
 }

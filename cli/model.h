@@ -39,4 +39,7 @@ int model_load(struct model *model, moe4_context *context, const char *file, moe
 
 void model_close(struct model *model);
 
+/* moe4_layer_describe with the kernel and order of a compute mode where bf16's would be. */
+int layer_describe(moe4_context *context, const moe4_layer *layer, moe4_compute compute, moe4_layer_info *info);
+
 #endif

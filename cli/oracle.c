@@ -12,7 +12,11 @@
 ref_mode oracle_mode(moe4_compute compute)
 {
     static const ref_mode modes[] = {
-        [MOE4_COMPUTE_BF16] = REF_MODE_BF16, [MOE4_COMPUTE_MXFP8] = REF_MODE_MXFP8, [MOE4_COMPUTE_FP8] = REF_MODE_FP8};
+        [MOE4_COMPUTE_BF16] = REF_MODE_BF16,
+        [MOE4_COMPUTE_MXFP8] = REF_MODE_MXFP8,
+        [MOE4_COMPUTE_FP8] = REF_MODE_FP8,
+        [MOE4_COMPUTE_INT8] = REF_MODE_INT8,
+    };
     return modes[compute];
 }
 
@@ -49,6 +53,8 @@ static void keep_intermediate(struct expert_rows *self, int64_t first, int64_t e
             ref_quantize_mxfp8(v, I, (uint8_t *)pass->intermediate + at, (uint8_t *)pass->intermediate_scale + at / 32);
         else if (pass->compute == MOE4_COMPUTE_FP8)
             keep_fp8(v, I, (uint8_t *)pass->intermediate + at, (float *)pass->intermediate_scale + at / I * n_scales);
+        else if (pass->compute == MOE4_COMPUTE_INT8)
+            ref_quantize_int8(v, I, (int8_t *)pass->intermediate + at, (float *)pass->intermediate_scale + at / 32);
         else
             for (int64_t j = 0; j < I; ++j) ((uint16_t *)pass->intermediate)[at + j] = ref_to_bf16(v[j]);
     }

@@ -40,8 +40,10 @@ int64_t pass_scales(const struct pass *pass, moe4_dtype *dtype)
 {
     static const moe4_dtype dtypes[] = {[MOE4_COMPUTE_BF16] = MOE4_DTYPE_NONE,
                                         [MOE4_COMPUTE_MXFP8] = MOE4_DTYPE_E8M0,
-                                        [MOE4_COMPUTE_FP8] = MOE4_DTYPE_F32};
-    static const int64_t groups[] = {[MOE4_COMPUTE_MXFP8] = SCALE_BLOCK, [MOE4_COMPUTE_FP8] = FP8_GROUP};
+                                        [MOE4_COMPUTE_FP8] = MOE4_DTYPE_F32,
+                                        [MOE4_COMPUTE_INT8] = MOE4_DTYPE_F32};
+    static const int64_t groups[] = {
+        [MOE4_COMPUTE_MXFP8] = SCALE_BLOCK, [MOE4_COMPUTE_FP8] = FP8_GROUP, [MOE4_COMPUTE_INT8] = SCALE_BLOCK};
     *dtype = dtypes[pass->compute];
     if (!*dtype) return 0;
     return (pass->intermediate_size + groups[pass->compute] - 1) / groups[pass->compute];
@@ -65,6 +67,7 @@ void pass_widen_intermediate(const struct pass *pass, const void *intermediate, 
                                (float)ref_load(scales, MOE4_DTYPE_F32, i / FP8_GROUP),
                                I - i < FP8_GROUP ? I - i : FP8_GROUP, v + i);
         break;
+    case MOE4_COMPUTE_INT8: ref_dequantize_int8(intermediate, scales, I, v); break;
     default:
         for (int64_t i = 0; i < I; ++i) v[i] = ref_load(intermediate, MOE4_DTYPE_BF16, i);
     }
@@ -192,6 +195,7 @@ void pass_expert_input(const struct pass *pass, int64_t slot, double *x)
         for (int64_t h = 0; h < H; ++h) x[h] = ref_weighted_input(x[h], weight);
     }
     if (pass->compute == MOE4_COMPUTE_FP8) ref_round_fp8(x, H);
+    if (pass->compute == MOE4_COMPUTE_INT8) ref_round_int8(x, H);
     for (int64_t h = 0; h < H && pass->compute == MOE4_COMPUTE_MXFP8; h += SCALE_BLOCK) {
         uint8_t codes[SCALE_BLOCK], scale;
         ref_quantize_mxfp8(x + h, SCALE_BLOCK, codes, &scale);

@@ -42,8 +42,8 @@ struct pass {
     float *logits;            /* [T, E]; unused for PASS_IDS */
     int32_t *ids;             /* [T, A] */
     float *weights;           /* [T, A] */
-    void *intermediate;       /* [R, I] bf16, or e4m3 in MXFP8 and FP8 compute with; PASS_STAGES, as those below */
-    void *intermediate_scale; /* MXFP8: [R, I/32] E8M0; FP8: [R, ceil(I/128)] f32 */
+    void *intermediate;       /* [R, I] bf16, e4m3 or int8, the last three with; PASS_STAGES, as those below */
+    void *intermediate_scale; /* MXFP8: [R, I/32] E8M0; FP8: [R, ceil(I/128)] f32; INT8: [R, I/32] f32 */
     uint16_t *gemm2_rows;     /* [R, output_size] bf16 */
     int32_t *row_map;         /* [T, A] */
     int64_t n_rows;
@@ -86,7 +86,7 @@ struct pass_choice pass_given(const struct pass *pass, int64_t slot);
 void pass_router_input(const struct pass *pass, int64_t token, double *x);
 void pass_expert_input(const struct pass *pass, int64_t slot, double *x);
 
-/* Bytes of an element of the intermediate: 2 for bf16, 1 for e4m3. */
+/* Bytes of an element of the intermediate: 2 for bf16, 1 for codes. */
 size_t pass_intermediate_bytes(const struct pass *pass);
 
 /* What a row of the intermediate has in scales: how many, and their dtype; 0 and NONE in BF16 compute. */

@@ -213,11 +213,13 @@ static double rate_measure(struct probe *probe, const struct probe_kernel *kerne
     return shortest;
 }
 
-/* The best instruction that the level has. */
-static const struct probe_kernel *kernel_find(moe4_isa isa)
+/* The best instruction that the level has; f32's in int8 compute where it has none of its own. */
+static const struct probe_kernel *kernel_find(moe4_isa isa, moe4_compute compute)
 {
     static const struct probe_kernel *const kernels[] = {
 #if defined(__x86_64__)
+        &probe_kernel_int8_avx512_vnni,
+        &probe_kernel_int8_avx2,
         &probe_kernel_avx512_bf16,
         &probe_kernel_avx512,
         &probe_kernel_avx2,
@@ -228,13 +230,13 @@ static const struct probe_kernel *kernel_find(moe4_isa isa)
         &probe_kernel_c,
     };
     size_t i = 0;
-    while (kernels[i]->isa > isa) ++i;
+    while (kernels[i]->isa > isa || (kernels[i]->compute == MOE4_COMPUTE_INT8 && compute != MOE4_COMPUTE_INT8)) ++i;
     return kernels[i];
 }
 
-void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best)
+void probe_rate(struct probe *probe, moe4_isa isa, moe4_compute compute, struct probe_result *best)
 {
-    const struct probe_kernel *kernel = kernel_find(isa);
+    const struct probe_kernel *kernel = kernel_find(isa, compute);
     int64_t rounds;
     double seconds = rate_measure(probe, kernel, &rounds); /* of CPU time: the rate is the machine's, whoever uses it */
     double gflops = 1e-9 * (double)rounds * kernel->chains * kernel->flops * probe->n_threads / seconds;

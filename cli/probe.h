@@ -7,7 +7,7 @@
 
 struct probe_result {
     double bandwidth_gbs;    /* the best of {1, 8} streams a thread x {with, without} software prefetch */
-    double rate_gflops;      /* 2 FLOP a multiply-accumulate */
+    double rate_gflops;      /* 2 FLOP a multiply-accumulate, of integers in int8 compute */
     const char *instruction; /* that the rate was measured with */
     double clock_ghz;        /* of one thread; 0 where it cannot be measured */
     double rate_per_clock;   /* instructions a clock and thread; 0 where unknown */
@@ -23,6 +23,6 @@ void probe_close(struct probe *probe);
 
 /* Each takes a fraction of a second, and raises what is in *best if it finds better. */
 void probe_bandwidth(struct probe *probe, struct probe_result *best);
-void probe_rate(struct probe *probe, moe4_isa isa, struct probe_result *best);
+void probe_rate(struct probe *probe, moe4_isa isa, moe4_compute compute, struct probe_result *best);
 
 #endif

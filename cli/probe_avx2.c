@@ -24,4 +24,4 @@ static void run(int64_t rounds)
                        "xmm11", "xmm14", "xmm15");
 }
 
-const struct probe_kernel probe_kernel_avx2 = {"vfmadd231ps ymm", MOE4_ISA_AVX2, 16, CHAINS, 1, run};
+const struct probe_kernel probe_kernel_avx2 = {"vfmadd231ps ymm", MOE4_ISA_AVX2, MOE4_COMPUTE_BF16, 16, CHAINS, 1, run};

@@ -23,4 +23,5 @@ static void run(int64_t rounds)
                        "xmm21", "xmm22", "xmm23", "xmm30", "xmm31");
 }
 
-const struct probe_kernel probe_kernel_avx512 = {"vfmadd231ps zmm", MOE4_ISA_AVX512, 32, CHAINS, 1, run};
+const struct probe_kernel probe_kernel_avx512 = {
+    "vfmadd231ps zmm", MOE4_ISA_AVX512, MOE4_COMPUTE_BF16, 32, CHAINS, 1, run};

@@ -23,4 +23,5 @@ static void run(int64_t rounds)
                        "xmm21", "xmm22", "xmm23", "xmm30", "xmm31");
 }
 
-const struct probe_kernel probe_kernel_avx512_bf16 = {"vdpbf16ps zmm", MOE4_ISA_AVX512_BF16, 64, CHAINS, 1, run};
+const struct probe_kernel probe_kernel_avx512_bf16 = {
+    "vdpbf16ps zmm", MOE4_ISA_AVX512_BF16, MOE4_COMPUTE_BF16, 64, CHAINS, 1, run};

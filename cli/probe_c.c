@@ -15,4 +15,4 @@ static void run(int64_t rounds)
     for (int i = 0; i < LANES; ++i) result = sums[i];
 }
 
-const struct probe_kernel probe_kernel_c = {"mul + add", MOE4_ISA_C, 2 * LANES, 1, 0, run};
+const struct probe_kernel probe_kernel_c = {"mul + add", MOE4_ISA_C, MOE4_COMPUTE_BF16, 2 * LANES, 1, 0, run};

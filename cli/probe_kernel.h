@@ -7,6 +7,7 @@
 struct probe_kernel {
     const char *instruction;
     moe4_isa isa;
+    moe4_compute compute;        /* INT8, or any other */
     int32_t flops;               /* of one instruction */
     int32_t chains;              /* independent instructions a round: enough to hide their latency */
     int32_t counts_instructions; /* 0 = the compiler chose them */
@@ -15,7 +16,8 @@ struct probe_kernel {
 
 extern const struct probe_kernel probe_kernel_c;
 #if defined(__x86_64__)
-extern const struct probe_kernel probe_kernel_avx2, probe_kernel_avx512, probe_kernel_avx512_bf16;
+extern const struct probe_kernel probe_kernel_avx2, probe_kernel_avx512, probe_kernel_avx512_bf16,
+    probe_kernel_int8_avx2, probe_kernel_int8_avx512_vnni;
 #elif defined(__aarch64__)
 extern const struct probe_kernel probe_kernel_neon, probe_kernel_neon_bf16;
 #endif

@@ -22,4 +22,4 @@ static void run(int64_t rounds)
                        "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v30", "v31");
 }
 
-const struct probe_kernel probe_kernel_neon = {"fmla v.4s", MOE4_ISA_NEON, 8, CHAINS, 1, run};
+const struct probe_kernel probe_kernel_neon = {"fmla v.4s", MOE4_ISA_NEON, MOE4_COMPUTE_BF16, 8, CHAINS, 1, run};

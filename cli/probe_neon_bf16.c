@@ -22,4 +22,5 @@ static void run(int64_t rounds)
                        "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v30", "v31");
 }
 
-const struct probe_kernel probe_kernel_neon_bf16 = {"bfmmla v.4s", MOE4_ISA_NEON_BF16, 32, CHAINS, 1, run};
+const struct probe_kernel probe_kernel_neon_bf16 = {
+    "bfmmla v.4s", MOE4_ISA_NEON_BF16, MOE4_COMPUTE_BF16, 32, CHAINS, 1, run};

@@ -14,7 +14,7 @@ static const struct {
 } dtypes[] = {
     [MOE4_DTYPE_F32] = {"F32", 4}, [MOE4_DTYPE_F16] = {"F16", 2},         [MOE4_DTYPE_BF16] = {"BF16", 2},
     [MOE4_DTYPE_I16] = {"I16", 2}, [MOE4_DTYPE_F8_E4M3] = {"F8_E4M3", 1}, [MOE4_DTYPE_E8M0] = {"F8_E8M0", 1},
-    [MOE4_DTYPE_I32] = {"I32", 4}, [MOE4_DTYPE_I64] = {"I64", 8},
+    [MOE4_DTYPE_I32] = {"I32", 4}, [MOE4_DTYPE_I64] = {"I64", 8},         [MOE4_DTYPE_I8] = {"I8", 1},
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 

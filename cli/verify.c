@@ -59,7 +59,8 @@ static void sample_choose(struct sample *sample, int64_t work)
 static ref_arithmetic sample_arithmetic(const struct pass *pass, const moe4_context_info *context)
 {
     int64_t K = pass->hidden_size > pass->intermediate_size ? pass->hidden_size : pass->intermediate_size;
-    ref_arithmetic arithmetic = ref_arithmetic_of(context->isa);
+    const ref_arithmetic fp32 = REF_ARITHMETIC_FP32; /* int8 sums are f32 on every level */
+    ref_arithmetic arithmetic = pass->compute == MOE4_COMPUTE_INT8 ? fp32 : ref_arithmetic_of(context->isa);
     arithmetic.segments = K / K_PER_SEGMENT;
     return arithmetic;
 }
@@ -155,6 +156,10 @@ static void gemm1_check(struct sample *self)
         ref_check_intermediate_fp8(self->config, self->expert, self->local, self->x, self->intermediate,
                                    (const float *)(const void *)self->scales, self->n_rows, &self->arithmetic,
                                    &self->gemm1);
+    else if (self->pass->compute == MOE4_COMPUTE_INT8)
+        ref_check_intermediate_int8(self->config, self->expert, self->local, self->x,
+                                    (const int8_t *)self->intermediate, (const float *)(const void *)self->scales,
+                                    self->n_rows, &self->arithmetic, &self->gemm1);
     else
         ref_check_intermediate(self->config, self->expert, self->local, self->x,
                                (const uint16_t *)(const void *)self->intermediate, self->n_rows, &self->arithmetic,

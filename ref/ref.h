@@ -39,11 +39,14 @@ double ref_load(const void *array, moe4_dtype dtype, int64_t index);
 /* Bit-exact rules.  x holds bf16 values (MXFP4: f32).  Below a NaN scale every code is 0. */
 void ref_quantize_mxfp8(const double *x, int64_t n, uint8_t *codes, uint8_t *scales); /* n % 32 == 0 */
 void ref_quantize_fp8(const double *x, int64_t n, uint8_t *codes, float *scale);      /* n elements share one scale */
+void ref_quantize_int8(const double *x, int64_t n, int8_t *codes, float *scales);     /* n % 32 == 0 */
 void ref_quantize_mxfp4(const double *x, int64_t n, moe4_scale_rule rule, uint8_t *codes, uint8_t *scales);
 
 void ref_dequantize_mxfp8(const uint8_t *codes, const uint8_t *scales, int64_t n, double *x);
 void ref_dequantize_fp8(const uint8_t *codes, float scale, int64_t n, double *x);
+void ref_dequantize_int8(const int8_t *codes, const float *scales, int64_t n, double *x);
 void ref_round_fp8(double *x, int64_t n); /* x through both */
+void ref_round_int8(double *x, int64_t n);
 
 /* Element (row, k) of an MXFP4 matrix of reduction length K.  6 * 2^127 and its like are infinite, as in f32. */
 double ref_weight(const moe4_matrix *matrix, int64_t K, int64_t row, int64_t k);
@@ -73,6 +76,10 @@ void ref_gate_up_rows(const moe4_layer_config *config, int64_t i, int64_t *gate,
 void ref_gemm(const moe4_matrix *matrix, int64_t rows, int64_t K, const double *x, int64_t n_x, double *value,
               double *magnitude);
 
+/* The f32 sum, without bias, of row `row` of a matrix in int8 compute, bit for bit: from +0, block by block, the exact
+ * product of a block's integers and scales added and rounded once.  codes [K], scales [K/32]. */
+float ref_int8_sum(const moe4_matrix *matrix, int64_t K, int64_t row, const int8_t *codes, const float *scales);
+
 /* The activation at one point in double precision; parameters of local expert l. */
 double ref_activation(const moe4_layer_config *config, int32_t l, double gate, double up);
 
@@ -84,7 +91,8 @@ typedef enum ref_mode {
     REF_MODE_BF16 = 0,      /* bf16 intermediate and gemm2 rows */
     REF_MODE_UNROUNDED = 1, /* none at all, the sum over slots included */
     REF_MODE_MXFP8,         /* as BF16, the intermediate quantised to MXFP8 */
-    REF_MODE_FP8            /* as BF16, the intermediate quantised to e4m3 with an f32 scale per 128 */
+    REF_MODE_FP8,           /* as BF16, the intermediate quantised to e4m3 with an f32 scale per 128 */
+    REF_MODE_INT8           /* as BF16, the intermediate quantised to int8 with an f32 scale per 32 */
 } ref_mode;
 
 /* One expert on n rows x [n, H], as the expert sees them (bf16 values, or dequantised).  Sums are exact, then rounded
@@ -190,6 +198,11 @@ void ref_check_intermediate_mxfp8(const moe4_layer_config *config, const moe4_ex
 void ref_check_intermediate_fp8(const moe4_layer_config *config, const moe4_expert *expert, int32_t l, const double *x,
                                 const uint8_t *codes, const float *scales, int64_t n, const ref_arithmetic *arithmetic,
                                 ref_verdict *verdict);
+
+/* The same for int8: f32 scales [n, I/32].  x is what the codes of x are worth. */
+void ref_check_intermediate_int8(const moe4_layer_config *config, const moe4_expert *expert, int32_t l, const double *x,
+                                 const int8_t *codes, const float *scales, int64_t n, const ref_arithmetic *arithmetic,
+                                 ref_verdict *verdict);
 
 /* z' [n, output_size] bf16 from v' [n, I] (dequantised). */
 void ref_check_gemm2(const moe4_layer_config *config, const moe4_expert *expert, const double *intermediate,

@@ -52,12 +52,17 @@ static int is_nan_scale(ref_mode mode, double scale)
 
 static double scale_of(ref_mode mode, double amax)
 {
-    return mode == REF_MODE_MXFP8 ? ref_mxfp8_scale(amax) : ref_fp8_scale(amax);
+    return mode == REF_MODE_MXFP8 ? ref_mxfp8_scale(amax)
+           : mode == REF_MODE_FP8 ? ref_fp8_scale(amax)
+                                  : ref_int8_scale(amax);
 }
 
+/* As the byte that is stored. */
 static unsigned code_of(ref_mode mode, double x, double scale)
 {
-    return mode == REF_MODE_MXFP8 ? ref_mxfp8_code(x, (unsigned)scale) : ref_fp8_code(x, (float)scale);
+    return mode == REF_MODE_MXFP8 ? ref_mxfp8_code(x, (unsigned)scale)
+           : mode == REF_MODE_FP8 ? ref_fp8_code(x, (float)scale)
+                                  : (uint8_t)ref_int8_code(x, (float)scale);
 }
 
 /* 0 inside low..high, else 1 + the distance, however small. */
@@ -68,15 +73,22 @@ static double distance_ratio(double got, double low, double high)
 }
 
 /* A code's place in the order of values; NaN is beyond what any value becomes. */
-static int code_place(unsigned code)
+static int code_place(ref_mode mode, unsigned code)
 {
+    if (mode == REF_MODE_INT8) return (int8_t)code;
     return code & 0x80 ? -(int)(code & 0x7F) : (int)code;
 }
 
-static void judge_code(const place *at, int64_t i, unsigned got, unsigned low, unsigned high)
+static double code_value(ref_mode mode, unsigned code)
 {
-    double ratio = distance_ratio(code_place(got), code_place(low), code_place(high));
-    ref_verdict_element(at->verdict, at->row, at->column + i, ref_e4m3(got), ref_e4m3(low), ref_e4m3(high), ratio);
+    return mode == REF_MODE_INT8 ? (int8_t)code : ref_e4m3(code);
+}
+
+static void judge_code(const place *at, ref_mode mode, int64_t i, unsigned got, unsigned low, unsigned high)
+{
+    double ratio = distance_ratio(code_place(mode, got), code_place(mode, low), code_place(mode, high));
+    ref_verdict_element(at->verdict, at->row, at->column + i, code_value(mode, got), code_value(mode, low),
+                        code_value(mode, high), ratio);
 }
 
 static void judge_group(const place *at, const group *g, ref_mode mode, const uint8_t *codes, double scale)
@@ -89,7 +101,7 @@ static void judge_group(const place *at, const group *g, ref_mode mode, const ui
     ref_verdict_element(at->verdict, at->row, at->column, scale, low, high, ratio);
     if (ratio > 0 || is_nan) return;
     for (int64_t i = 0; i < g->n; i++)
-        judge_code(at, i, codes[i], code_of(mode, g->low[i], scale), code_of(mode, g->high[i], scale));
+        judge_code(at, mode, i, codes[i], code_of(mode, g->low[i], scale), code_of(mode, g->high[i], scale));
 }
 
 /* An implementation's output: codes [n, I], scales [n, groups a row]. */
@@ -108,7 +120,7 @@ static void check_quantized(ref_columns *columns, int32_t l, const quantized *go
                             ref_verdict *verdict)
 {
     int64_t I = columns->config->intermediate_size, n = columns->n;
-    int64_t size = got->mode == REF_MODE_MXFP8 ? REF_MX_BLOCK : REF_FP8_GROUP, per_row = (I + size - 1) / size;
+    int64_t size = got->mode == REF_MODE_FP8 ? REF_FP8_GROUP : REF_MX_BLOCK, per_row = (I + size - 1) / size;
     group *groups = ref_allocate(n, sizeof *groups);
     *verdict = (ref_verdict)REF_VERDICT_INIT;
     for (int64_t first = 0; first < I; first += size) {
@@ -140,5 +152,14 @@ void ref_check_intermediate_fp8(const moe4_layer_config *config, const moe4_expe
 {
     ref_columns columns = ref_columns_create(config, expert, x, n);
     check_quantized(&columns, l, &(quantized){REF_MODE_FP8, codes, scales}, arithmetic, verdict);
+    ref_columns_destroy(&columns);
+}
+
+void ref_check_intermediate_int8(const moe4_layer_config *config, const moe4_expert *expert, int32_t l, const double *x,
+                                 const int8_t *codes, const float *scales, int64_t n, const ref_arithmetic *arithmetic,
+                                 ref_verdict *verdict)
+{
+    ref_columns columns = ref_columns_create(config, expert, x, n);
+    check_quantized(&columns, l, &(quantized){REF_MODE_INT8, (const uint8_t *)codes, scales}, arithmetic, verdict);
     ref_columns_destroy(&columns);
 }

@@ -155,6 +155,7 @@ double ref_load(const void *array, moe4_dtype dtype, int64_t index)
     case MOE4_DTYPE_BF16: memcpy(&element, bytes + index * 2, 2); return ref_bf16(element.bits);
     case MOE4_DTYPE_F8_E4M3: return ref_e4m3(bytes[index]);
     case MOE4_DTYPE_E8M0: return ref_e8m0(bytes[index]);
+    case MOE4_DTYPE_I8: return (int8_t)bytes[index];
     case MOE4_DTYPE_I16: memcpy(&element, bytes + index * 2, 2); return element.i16;
     case MOE4_DTYPE_I32: memcpy(&element, bytes + index * 4, 4); return element.i32;
     case MOE4_DTYPE_I64: memcpy(&element, bytes + index * 8, 8); return (double)element.i64;

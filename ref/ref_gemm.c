@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref_internal.h"
 
@@ -114,6 +115,31 @@ void ref_gemm(const moe4_matrix *matrix, int64_t rows, int64_t K, const double *
         }
     }
     free(w);
+}
+
+/* acc + product, rounded once to f32: first to odd in double, which has more than twice f32's bits. */
+static float add_rounded_once(float acc, double product)
+{
+    double sum = acc + product, product_part = sum - acc;
+    double error = (acc - (sum - product_part)) + (product - product_part);
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    if (isfinite(sum) && error != 0 && !(bits & 1)) sum = nextafter(sum, error > 0 ? INFINITY : -INFINITY);
+    return (float)sum;
+}
+
+float ref_int8_sum(const moe4_matrix *matrix, int64_t K, int64_t row, const int8_t *codes, const float *scales)
+{
+    double *w = ref_allocate(K, sizeof *w), bias;
+    float acc = 0;
+    ref_matrix_row(matrix, K, row, w, &bias);
+    for (int64_t first = 0; first < K; first += REF_MX_BLOCK) {
+        double sum = 0; /* exact: integers times one power of two */
+        for (int64_t k = first; k < first + REF_MX_BLOCK; k++) sum += codes[k] * w[k];
+        acc = add_rounded_once(acc, sum * scales[first / REF_MX_BLOCK]);
+    }
+    free(w);
+    return acc;
 }
 
 ref_columns ref_columns_create(const moe4_layer_config *config, const moe4_expert *expert, const double *x, int64_t n)

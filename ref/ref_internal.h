@@ -46,15 +46,17 @@ int64_t ref_router_size(const moe4_layer_config *config);
 void ref_requantize(ref_mode mode, double *x, int64_t n);
 
 enum {
-    REF_MX_BLOCK = 32,  /* elements that share an E8M0 scale */
+    REF_MX_BLOCK = 32,  /* elements that share an E8M0 scale, or int8's f32 one */
     REF_FP8_GROUP = 128 /* intermediate columns that share an f32 scale */
 };
 
-/* E8M0 byte that the MXFP8 rule gives a block of this largest magnitude; and f32 scale of the fp8 rule. */
+/* E8M0 byte that the MXFP8 rule gives a block of this largest magnitude; f32 scales of the fp8 and int8 rules. */
 unsigned ref_mxfp8_scale(double amax);
 float ref_fp8_scale(double amax);
+float ref_int8_scale(double amax);
 /* Code of x under a finite scale. */
 unsigned ref_mxfp8_code(double x, unsigned scale);
 unsigned ref_fp8_code(double x, float scale);
+int ref_int8_code(double x, float scale);
 
 #endif

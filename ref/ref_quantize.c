@@ -1,4 +1,4 @@
-/* The quantisers: MXFP8 and fp8 for activations, MXFP4 for weights. */
+/* The quantisers: MXFP8, fp8 and int8 for activations, MXFP4 for weights. */
 #include <assert.h>
 #include <math.h>
 
@@ -68,6 +68,26 @@ void ref_quantize_fp8(const double *x, int64_t n, uint8_t *codes, float *scale)
     for (int64_t i = 0; i < n; i++) codes[i] = isnan(*scale) ? 0 : (uint8_t)ref_fp8_code(x[i], *scale);
 }
 
+float ref_int8_scale(double amax)
+{
+    return isfinite(amax) ? (float)(amax / 127) : NAN;
+}
+
+/* Saturates, which under the scale of its own block nothing does. */
+int ref_int8_code(double x, float scale)
+{
+    return scale == 0 ? 0 : (int)nearbyint(fmax(-127, fmin(127, ref_round_f32(x / scale))));
+}
+
+void ref_quantize_int8(const double *x, int64_t n, int8_t *codes, float *scales)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (i % REF_MX_BLOCK == 0) scales[i / REF_MX_BLOCK] = ref_int8_scale(largest_magnitude(x + i, REF_MX_BLOCK));
+        float scale = scales[i / REF_MX_BLOCK];
+        codes[i] = isnan(scale) ? 0 : (int8_t)ref_int8_code(x[i], scale);
+    }
+}
+
 /* The scale byte of least squared error, of all that there are. */
 static unsigned mxfp4_best_scale(const double *x)
 {
@@ -133,6 +153,21 @@ void ref_round_fp8(double *x, int64_t n)
     for (int64_t i = 0; i < n; i++) x[i] = (isnan(scale) ? 0 : ref_e4m3(ref_fp8_code(x[i], scale))) * scale;
 }
 
+void ref_dequantize_int8(const int8_t *codes, const float *scales, int64_t n, double *x)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = codes[i] * (double)scales[i / REF_MX_BLOCK];
+}
+
+void ref_round_int8(double *x, int64_t n)
+{
+    int8_t codes[REF_MX_BLOCK];
+    float scale;
+    for (int64_t i = 0; i < n; i += REF_MX_BLOCK) {
+        ref_quantize_int8(x + i, REF_MX_BLOCK, codes, &scale);
+        ref_dequantize_int8(codes, &scale, REF_MX_BLOCK, x + i);
+    }
+}
+
 static void requantize_group(ref_mode mode, double *x, int64_t n)
 {
     uint8_t codes[REF_FP8_GROUP], scales[REF_FP8_GROUP / REF_MX_BLOCK];
@@ -140,6 +175,8 @@ static void requantize_group(ref_mode mode, double *x, int64_t n)
     if (mode == REF_MODE_MXFP8) {
         ref_quantize_mxfp8(x, n, codes, scales);
         ref_dequantize_mxfp8(codes, scales, n, x);
+    } else if (mode == REF_MODE_INT8) {
+        ref_round_int8(x, n);
     } else {
         ref_quantize_fp8(x, n, codes, &scale);
         ref_dequantize_fp8(codes, scale, n, x);
@@ -148,7 +185,7 @@ static void requantize_group(ref_mode mode, double *x, int64_t n)
 
 void ref_requantize(ref_mode mode, double *x, int64_t n)
 {
-    if (mode != REF_MODE_MXFP8 && mode != REF_MODE_FP8) return;
+    if (mode == REF_MODE_BF16 || mode == REF_MODE_UNROUNDED) return;
     for (int64_t first = 0; first < n; first += REF_FP8_GROUP)
         requantize_group(mode, x + first, n - first < REF_FP8_GROUP ? n - first : REF_FP8_GROUP);
 }

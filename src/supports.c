@@ -59,9 +59,13 @@ static moe4_status supports_compute(struct moe4_context *context, const moe4_que
     case MOE4_COMPUTE_BF16:
         if (quantised) return refuse_dtype(context, "x_dtype", query->x_dtype, "bf16, f16 or f32 in bf16 compute");
         break;
+    case MOE4_COMPUTE_INT8:
+        if (quantised) return refuse_dtype(context, "x_dtype", query->x_dtype, "bf16, f16 or f32 in int8 compute");
+        break;
     case MOE4_COMPUTE_MXFP8:
     case MOE4_COMPUTE_FP8: break;
-    default: return context_fail(context, MOE4_EINVAL, "compute is %d, expected bf16, mxfp8 or fp8", query->compute);
+    default:
+        return context_fail(context, MOE4_EINVAL, "compute is %d, expected bf16, mxfp8, fp8 or int8", query->compute);
     }
     if (query->x_dtype && !quantised && !dtype_is_float(query->x_dtype))
         return refuse_dtype(context, "x_dtype", query->x_dtype, "bf16, f16, f32 or f8_e4m3");

@@ -187,7 +187,8 @@ int64_t intermediate_bytes(moe4_compute compute)
 
 size_t intermediate_scale_bytes(moe4_compute compute, int64_t I)
 {
-    return compute == MOE4_COMPUTE_FP8 ? (size_t)((I + 127) / 128) * sizeof(float) : (size_t)I / 32;
+    if (compute == MOE4_COMPUTE_FP8) return (size_t)((I + 127) / 128) * sizeof(float);
+    return (size_t)I / 32 * (compute == MOE4_COMPUTE_INT8 ? sizeof(float) : 1);
 }
 
 int64_t output_columns(const moe4_layer_config *config)

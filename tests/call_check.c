@@ -153,6 +153,7 @@ static void expert_input(const struct call *call, int64_t slot, double *x)
             for (int64_t h = 0; h < H; h++) x[h] = ref_weighted_input(x[h], given_weight(call, slot));
         if (batch->compute == MOE4_COMPUTE_MXFP8) round_mxfp8(x, H);
         if (is_fp8) ref_round_fp8(x, H);
+        if (batch->compute == MOE4_COMPUTE_INT8) ref_round_int8(x, H);
     }
 }
 
@@ -168,6 +169,9 @@ static void intermediate_values(const struct call *call, int64_t first, int64_t 
         for (int64_t row = first; row < first + n; row++, v += I)
             dequantize_fp8((const uint8_t *)result->intermediate + row * I,
                            (const float *)result->intermediate_scale + row * ((I + 127) / 128), I, v);
+    else if (call->plan.compute == MOE4_COMPUTE_INT8)
+        ref_dequantize_int8((const int8_t *)result->intermediate + first * I,
+                            (const float *)result->intermediate_scale + first * I / 32, n * I, v);
     else
         for (int64_t i = 0; i < n * I; i++) v[i] = ref_bf16(((const uint16_t *)result->intermediate)[first * I + i]);
 }
@@ -191,6 +195,10 @@ static void check_rows(const struct call *call, const moe4_expert *expert, const
         ref_check_intermediate_fp8(config, expert, l, x, (const uint8_t *)result->intermediate + first * I,
                                    (const float *)result->intermediate_scale + first * ((I + 127) / 128), n, arithmetic,
                                    &verdict);
+    else if (call->plan.compute == MOE4_COMPUTE_INT8)
+        ref_check_intermediate_int8(config, expert, l, x, (const int8_t *)result->intermediate + first * I,
+                                    (const float *)result->intermediate_scale + first * I / 32, n, arithmetic,
+                                    &verdict);
     else
         ref_check_intermediate(config, expert, l, x, (const uint16_t *)result->intermediate + first * I, n, arithmetic,
                                &verdict);
@@ -284,8 +292,8 @@ static void check_untouched(const struct call *call, const struct routed *routed
 
 void call_check_from(const struct call *call, const moe4_expert_source *source, moe4_isa isa, int64_t max_rows)
 {
-    const ref_arithmetic router = REF_ARITHMETIC_FP32;
-    ref_arithmetic arithmetic = ref_arithmetic_of(isa);
+    const ref_arithmetic router = REF_ARITHMETIC_FP32; /* no kernel's sums; int8's are f32 on every level too */
+    ref_arithmetic arithmetic = call->plan.compute == MOE4_COMPUTE_INT8 ? router : ref_arithmetic_of(isa);
     if (call->plan.compute == MOE4_COMPUTE_FP8) arithmetic.segments += (call->config->intermediate_size + 127) / 128;
     struct routed routed = routed_rows(call);
     if (call->is_routed) {

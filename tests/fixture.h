@@ -54,7 +54,7 @@ void test_allocator_init(struct test_allocator *memory);
 
 /* ---- Contexts and layers ---- */
 
-enum { MAX_LEVELS = 5 };
+enum { MAX_LEVELS = 6 };
 
 /* The levels this CPU offers, those for which it must be asked included, lowest first; their number. */
 int32_t isa_levels(moe4_isa levels[MAX_LEVELS]);

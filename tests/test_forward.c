@@ -61,7 +61,7 @@ static int32_t n_values[N_FACTORS] = {
     [F_ROUTING] = N_ROUTE_SOURCES,
     [F_METHOD] = MOE4_ROUTING_HASH - MOE4_ROUTING_DEFAULT + 1,
     [F_IDS] = 4,
-    [F_COMPUTE] = 3,
+    [F_COMPUTE] = 4,
     [F_X_DTYPE] = 4,
     [F_Y_DTYPE] = 3,
     [F_WRITE] = 2,
@@ -177,7 +177,8 @@ static void choose_call(struct test_case *c, const int32_t *v)
     call->y_dtype = dtypes[v[F_Y_DTYPE]];
     call->write = v[F_WRITE] ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE;
     call->gap = gaps[v[F_GAP]];
-    if (call->compute == MOE4_COMPUTE_BF16 && call->x_dtype == MOE4_DTYPE_F8_E4M3) call->x_dtype = MOE4_DTYPE_BF16;
+    const int takes_codes = call->compute == MOE4_COMPUTE_MXFP8 || call->compute == MOE4_COMPUTE_FP8;
+    if (!takes_codes && call->x_dtype == MOE4_DTYPE_F8_E4M3) call->x_dtype = MOE4_DTYPE_BF16;
     if (call->routing >= ROUTE_IDS_F32) c->config.routing = (moe4_routing)MOE4_ROUTING_INIT;
     if (!v[F_WEIGHT_USE] || call->routing < ROUTE_IDS_F32 || call->x_dtype == MOE4_DTYPE_F8_E4M3) return;
     call->weight_use = MOE4_WEIGHT_ON_INPUT;

@@ -43,7 +43,15 @@ static struct call all_tokens(struct fixture *f)
 }
 
 /* The forms of call that stages tell apart. */
-enum form { FORM_IDS, FORM_LOGITS, FORM_LOGITS_MXFP8, FORM_LOGITS_FP8, FORM_WEIGHT_ON_INPUT, N_FORMS };
+enum form {
+    FORM_IDS,
+    FORM_LOGITS,
+    FORM_LOGITS_MXFP8,
+    FORM_LOGITS_FP8,
+    FORM_LOGITS_INT8,
+    FORM_WEIGHT_ON_INPUT,
+    N_FORMS
+};
 
 static struct fixture *fixture_create(moe4_isa isa, enum form form)
 {
@@ -54,14 +62,16 @@ static struct fixture *fixture_create(moe4_isa isa, enum form form)
     f->experts = weights_create(&f->buffers, &f->config, &weights);
     f->context = context_open(isa, 1);
     f->layer = layer_open(f->context, &f->config, f->experts);
+    static const moe4_compute computes[N_FORMS] = {[FORM_LOGITS_MXFP8] = MOE4_COMPUTE_MXFP8,
+                                                   [FORM_LOGITS_FP8] = MOE4_COMPUTE_FP8,
+                                                   [FORM_LOGITS_INT8] = MOE4_COMPUTE_INT8};
+    const int has_logits = form >= FORM_LOGITS && form <= FORM_LOGITS_INT8;
     f->plan =
         (struct call_plan){.n_tokens = T,
                            .top_k = form == FORM_WEIGHT_ON_INPUT ? 1 : A,
-                           .routing = form >= FORM_LOGITS && form <= FORM_LOGITS_FP8 ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
+                           .routing = has_logits ? ROUTE_LOGITS_F32 : ROUTE_IDS_F32,
                            .ids = IDS_WILD,
-                           .compute = form == FORM_LOGITS_MXFP8 ? MOE4_COMPUTE_MXFP8
-                                      : form == FORM_LOGITS_FP8 ? MOE4_COMPUTE_FP8
-                                                                : MOE4_COMPUTE_BF16,
+                           .compute = computes[form],
                            .weight_use = form == FORM_WEIGHT_ON_INPUT ? MOE4_WEIGHT_ON_INPUT : MOE4_WEIGHT_ON_OUTPUT,
                            .seed = 12};
     f->expected = all_tokens(f);

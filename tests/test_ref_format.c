@@ -287,6 +287,54 @@ static void fp8_tokens(void **state)
     assert_true(isnan(back[0]) && isnan(back[4]));
 }
 
+static void int8_blocks(void **state)
+{
+    (void)state;
+    double x[64] = {127, 63.5, 62.5, -0.5, 0.5, 1.5, -126.5, -127}, back[64];
+    static const int8_t expected[] = {127, 64, 62, 0, 0, 2, -126, -127};
+    int8_t codes[64];
+    float scales[2];
+    x[32] = -0.25;
+    x[33] = 0.125; /* 63.5 steps of 0.25/127, which f32 rounds down */
+    ref_quantize_int8(x, 64, codes, scales);
+    assert_same(scales[0], 1);
+    for (int i = 0; i < 8; i++) assert_int_equal(codes[i], expected[i]);
+    assert_same(scales[1], 0.25f / 127);
+    assert_int_equal(codes[32], -127);
+    assert_int_equal(codes[33], 64);
+    ref_dequantize_int8(codes, scales, 64, back);
+    assert_same(back[6], -126);
+    assert_same(back[32], -127 * (double)(0.25f / 127));
+
+    fill(x, 32, -0.0);
+    x[40] = -INFINITY;
+    ref_quantize_int8(x, 64, codes, scales);
+    assert_same(scales[0], 0);
+    assert_true(isnan(scales[1]));
+    for (int i = 0; i < 64; i++) assert_int_equal(codes[i], 0);
+    ref_round_int8(x, 64);
+    assert_true(x[0] == 0 && isnan(x[32]) && isnan(x[63]));
+}
+
+/* Two blocks: (3 * 1.5 - 4 * 6) * 2 * 0.75 = -29.25, then -0.5 * 2^-25 times 1, which f32 loses beside it, or 127,
+ * which it rounds to a unit in the last place. */
+static void int8_sums(void **state)
+{
+    (void)state;
+    uint8_t codes[32] = {0x73}, scales[2] = {128, 127 - 25};
+    codes[16] = 0x09;
+    const moe4_matrix matrix = {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE};
+    int8_t x[64] = {3, -4};
+    const float x_scales[2] = {0.75f, 1};
+    x[32] = 1;
+    assert_same(ref_int8_sum(&matrix, 64, 0, x, x_scales), -29.25);
+    x[32] = 127;
+    assert_same(ref_int8_sum(&matrix, 64, 0, x, x_scales), -29.25 - 0x1p-19);
+    scales[1] = 0xFF;
+    x[32] = 0;
+    assert_true(isnan(ref_int8_sum(&matrix, 64, 0, x, x_scales)));
+}
+
 /* Scale of a block with this largest magnitude: 2^(byte-127), its other elements 0. */
 static double mxfp4_scale(double amax, moe4_scale_rule rule)
 {
@@ -352,6 +400,8 @@ int main(void)
         cmocka_unit_test(mxfp8_scales),
         cmocka_unit_test(mxfp8_codes),
         cmocka_unit_test(fp8_tokens),
+        cmocka_unit_test(int8_blocks),
+        cmocka_unit_test(int8_sums),
         cmocka_unit_test(mxfp4_scale_rules),
         cmocka_unit_test(mxfp4_codes),
     };

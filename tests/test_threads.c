@@ -70,11 +70,11 @@ static void test_shared_layer(void **state)
 {
     (void)state;
     static const enum route_source sources[] = {ROUTE_LOGITS_F32, ROUTE_OWN_ROUTER, ROUTE_IDS_PACKED};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         struct call_plan plan = {.n_tokens = T,
                                  .top_k = 2,
                                  .routing = sources[i % 3],
-                                 .compute = (moe4_compute)(i / 2 % 3),
+                                 .compute = (moe4_compute)(i / 2),
                                  .seed = (uint64_t)i};
         check_shared_layer(&plan);
     }

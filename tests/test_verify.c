@@ -73,8 +73,8 @@ static struct verify_report fixture_verify(struct fixture *f)
 static void right_passes_are_good(void **state)
 {
     (void)state;
-    static const moe4_compute modes[] = {MOE4_COMPUTE_BF16, MOE4_COMPUTE_MXFP8, MOE4_COMPUTE_FP8};
-    for (int i = 0; i < 3; i++) {
+    static const moe4_compute modes[] = {MOE4_COMPUTE_BF16, MOE4_COMPUTE_MXFP8, MOE4_COMPUTE_FP8, MOE4_COMPUTE_INT8};
+    for (int i = 0; i < 4; i++) {
         struct fixture f = {0};
         fixture_open(&f, modes[i]);
         struct verify_report report = fixture_verify(&f);
@@ -115,6 +115,7 @@ static void oracle_agrees(void **state)
     (void)state;
     check_oracle_agrees(MOE4_COMPUTE_MXFP8);
     check_oracle_agrees(MOE4_COMPUTE_FP8);
+    check_oracle_agrees(MOE4_COMPUTE_INT8);
 }
 
 /* Damages one thing; expects the stage to have exactly n_outside elements outside, and the whole not to be good. */
@@ -170,6 +171,7 @@ static void damage_is_found_in_its_stage(void **state)
     expect_found(MOE4_COMPUTE_BF16, damage_intermediate, VERIFY_INTERMEDIATE, 1);
     expect_found(MOE4_COMPUTE_MXFP8, damage_code, VERIFY_INTERMEDIATE, 1);
     expect_found(MOE4_COMPUTE_FP8, damage_code, VERIFY_INTERMEDIATE, 1);
+    expect_found(MOE4_COMPUTE_INT8, damage_code, VERIFY_INTERMEDIATE, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_row, VERIFY_GEMM2, 1);
     expect_found(MOE4_COMPUTE_BF16, damage_output, VERIFY_OUTPUT, 1);
 }

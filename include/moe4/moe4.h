@@ -61,7 +61,8 @@ typedef enum moe4_dtype {
     MOE4_DTYPE_E8M0,    /* a power of two: 2^(byte-127), 0xFF = NaN */
     MOE4_DTYPE_I16,
     MOE4_DTYPE_I32,
-    MOE4_DTYPE_I64
+    MOE4_DTYPE_I64,
+    MOE4_DTYPE_I8
 } moe4_dtype;
 
 typedef enum moe4_device { MOE4_DEVICE_CPU = 0, MOE4_DEVICE_CUDA = 1 } moe4_device;
@@ -74,6 +75,7 @@ typedef enum moe4_isa {
     MOE4_ISA_C,           /* portable C */
     MOE4_ISA_AVX2,        /* AVX2, FMA, F16C */
     MOE4_ISA_AVX512,      /* AVX-512 F, BW, DQ, VL */
+    MOE4_ISA_AVX512_VNNI, /* + VNNI */
     MOE4_ISA_AVX512_BF16, /* + BF16 */
     MOE4_ISA_AMX,         /* + AMX BF16 */
     MOE4_ISA_NEON,        /* aarch64 */
@@ -84,7 +86,8 @@ typedef enum moe4_isa {
 typedef enum moe4_compute {
     MOE4_COMPUTE_BF16 = 0, /* bf16 activations, exact MXFP4 weights, fp32 sums */
     MOE4_COMPUTE_MXFP8,    /* e4m3 activations with an E8M0 scale per 32; the intermediate too */
-    MOE4_COMPUTE_FP8       /* e4m3 activations with one fp32 scale a token; the intermediate with one per 128 */
+    MOE4_COMPUTE_FP8,      /* e4m3 activations with one fp32 scale a token; the intermediate with one per 128 */
+    MOE4_COMPUTE_INT8      /* int8 activations with an fp32 scale per 32; the intermediate too.  CPU */
 } moe4_compute;
 
 /* g: gate, u: up, after bias.  alpha, beta and limit are moe4_param; `limit` caps g from above and u on both sides. */
@@ -318,8 +321,10 @@ typedef struct moe4_layer_info {
     int64_t weight_bytes;    /* codes + scales of all local experts as the checkpoint has them, 4.25 bits a weight */
     int64_t packed_bytes;    /* the same as kept in memory */
     int32_t n_exact_experts; /* experts whose scales need the exact kernel (see docs/semantics.md) */
+    const char *kernel_int8; /* the same two of INT8 compute; NULL where the device has no such mode */
+    const char *order_int8;
 } moe4_layer_info;
-#define MOE4_LAYER_INFO_INIT {sizeof(moe4_layer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define MOE4_LAYER_INFO_INIT {sizeof(moe4_layer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 MOE4_API moe4_status moe4_layer_describe(const moe4_layer *layer, moe4_layer_info *info);
 
 /* ---- Forward -------------------------------------------------------------------------------------------------- */
@@ -384,8 +389,8 @@ typedef struct moe4_result {
     float *weights;        /* [T, A]; bf16 values widened, but for unpacked f32 input; 1 when used on the input */
     int16_t *replay;       /* [replay_rows, A] global ids; rows >= T untouched; router calls */
     int64_t replay_rows;   /* at least T */
-    void *intermediate;    /* [R, I] after the activation: BF16, or e4m3 codes in quantised modes */
-    void *intermediate_scale; /* MXFP8: E8M0 [R, I/32]; FP8: f32 [R, ceil(I/128)] */
+    void *intermediate;    /* [R, I] after the activation: BF16, or e4m3 or int8 codes in quantised modes */
+    void *intermediate_scale; /* MXFP8: E8M0 [R, I/32]; FP8: f32 [R, ceil(I/128)]; INT8: f32 [R, I/32] */
     uint16_t *gemm2_rows;  /* [R, output_size] bf16, unweighted, bias included */
     int32_t *row_map;      /* [T, A] routed row of slot (t, a), -1 = not local */
     int64_t *n_rows;       /* routed rows that are local, at most R */

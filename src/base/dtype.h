@@ -12,7 +12,7 @@ static inline int dtype_is_float(moe4_dtype dtype)
 
 static inline const char *dtype_name(moe4_dtype dtype)
 {
-    static const char *const names[] = {"none", "f32", "f16", "bf16", "f8_e4m3", "e8m0", "i16", "i32", "i64"};
+    static const char *const names[] = {"none", "f32", "f16", "bf16", "f8_e4m3", "e8m0", "i16", "i32", "i64", "i8"};
     return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown";
 }
 

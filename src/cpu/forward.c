@@ -158,7 +158,9 @@ moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *l
     place(&f, call->batch->workspace);
 
     moe4_tactic tactic = tuning_find(context, layer, call->batch->compute, f.T, f.A);
-    f.tile_tokens = tactic.tile_tokens ? tactic.tile_tokens : prepared->kernel->tile_tokens;
+    f.kernel = forward_is_int8(&f) ? prepared->kernel_int8 : prepared->kernel;
+    f.exact_kernel = forward_is_int8(&f) ? kernel_int8_exact() : kernel_exact();
+    f.tile_tokens = tactic.tile_tokens ? tactic.tile_tokens : f.kernel->tile_tokens;
     f.claim_share = tactic.claim_share ? tactic.claim_share : DEFAULT_CLAIM_SHARE;
 
     f.group_size = call->batch->compute == MOE4_COMPUTE_FP8 ? FP8_GROUP : layer->I;

@@ -51,8 +51,9 @@ struct forward {
     struct workspace_plan plan;
     int64_t T;
     int32_t A;
-    int32_t tile_tokens, claim_share; /* the tactic */
-    int64_t group_size, n_groups;     /* columns of I that share a factor in down: 128 in fp8 mode, else all */
+    int32_t tile_tokens, claim_share;           /* the tactic */
+    const struct kernel *kernel, *exact_kernel; /* of the call's compute mode */
+    int64_t group_size, n_groups; /* columns of I that share a factor in down: 128 in fp8 mode, else all */
 
     int32_t *ids;         /* [T, A] global */
     float *weights;       /* [T, A] */
@@ -70,11 +71,16 @@ struct forward {
     float *x_factor;            /* [n_rows] what a row's sums of gate_up must be multiplied by (tame.h) */
     float *intermediate_factor; /* [n_rows, n_groups] the same for down: fp8 scales, or tame.h */
     _Atomic int has_wild;       /* an intermediate may be too large or too small to be summed as it is */
-    uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs */
-    uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs */
+    uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs, or in int8 compute as int8.h says */
+    uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs, or the same */
     uint16_t *z;                /* [n_rows, output_size] */
     char *scratch;              /* plan.scratch_bytes for each thread */
 };
+
+static inline int forward_is_int8(const struct forward *f)
+{
+    return f->call->batch->compute == MOE4_COMPUTE_INT8;
+}
 
 /* Items first .. last-1, done by thread `worker`. */
 typedef void stage_fn(struct forward *f, int64_t first, int64_t last, int32_t worker);

@@ -19,6 +19,7 @@ enum {
     LEAF7_EBX_AVX512F = 1 << 16,
     LEAF7_EBX_AVX512DQ = 1 << 17,
     LEAF7_EBX_AVX512BW = 1 << 30,
+    LEAF7_ECX_AVX512VNNI = 1 << 11,
     LEAF7_EDX_AMX_BF16 = 1 << 22,
     LEAF7_EDX_AMX_TILE = 1 << 24,
     LEAF7_1_EAX_AVX512BF16 = 1 << 5,
@@ -52,8 +53,11 @@ static const struct level {
                          .needs = {.leaf7_ebx =
                                        LEAF7_EBX_AVX512F | LEAF7_EBX_AVX512DQ | LEAF7_EBX_AVX512BW | LEAF7_EBX_AVX512VL,
                                    .xcr0 = XCR0_ZMM}},
-    [MOE4_ISA_AVX512_BF16] = {.name = "avx512_bf16",
+    [MOE4_ISA_AVX512_VNNI] = {.name = "avx512_vnni",
                               .below = MOE4_ISA_AVX512,
+                              .needs = {.leaf7_ecx = LEAF7_ECX_AVX512VNNI}},
+    [MOE4_ISA_AVX512_BF16] = {.name = "avx512_bf16",
+                              .below = MOE4_ISA_AVX512_VNNI,
                               .needs = {.leaf7_1_eax = LEAF7_1_EAX_AVX512BF16}},
     [MOE4_ISA_AMX] = {.name = "amx",
                       .below = MOE4_ISA_AVX512_BF16,
@@ -71,9 +75,9 @@ const char *isa_name(moe4_isa isa)
 static int has(const struct cpu_features *f, const struct cpu_features *needs)
 {
     return f->max_leaf >= needs->max_leaf && !(needs->leaf1_ecx & ~f->leaf1_ecx) &&
-           !(needs->leaf7_ebx & ~f->leaf7_ebx) && !(needs->leaf7_edx & ~f->leaf7_edx) &&
-           !(needs->leaf7_1_eax & ~f->leaf7_1_eax) && !(needs->xcr0 & ~f->xcr0) && !(needs->hwcap & ~f->hwcap) &&
-           !(needs->hwcap2 & ~f->hwcap2);
+           !(needs->leaf7_ebx & ~f->leaf7_ebx) && !(needs->leaf7_ecx & ~f->leaf7_ecx) &&
+           !(needs->leaf7_edx & ~f->leaf7_edx) && !(needs->leaf7_1_eax & ~f->leaf7_1_eax) &&
+           !(needs->xcr0 & ~f->xcr0) && !(needs->hwcap & ~f->hwcap) && !(needs->hwcap2 & ~f->hwcap2);
 }
 
 int isa_is_offered(const struct cpu_features *features, moe4_isa isa)
@@ -112,7 +116,7 @@ struct cpu_features isa_read_features(void)
     if (!__get_cpuid(0, &f.max_leaf, &b, &c, &d)) return f;
     if (__get_cpuid(1, &a, &b, &f.leaf1_ecx, &d) && f.leaf1_ecx & LEAF1_ECX_OSXSAVE) f.xcr0 = read_xcr0();
     uint32_t max_subleaf = 0;
-    if (__get_cpuid_count(7, 0, &max_subleaf, &f.leaf7_ebx, &c, &f.leaf7_edx) && max_subleaf >= 1)
+    if (__get_cpuid_count(7, 0, &max_subleaf, &f.leaf7_ebx, &f.leaf7_ecx, &f.leaf7_edx) && max_subleaf >= 1)
         __get_cpuid_count(7, 1, &f.leaf7_1_eax, &b, &c, &d);
     return f;
 }

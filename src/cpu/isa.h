@@ -13,6 +13,7 @@ struct cpu_features {
     uint32_t max_leaf;    /* CPUID leaf 0 eax */
     uint32_t leaf1_ecx;   /* FMA, OSXSAVE, AVX, F16C */
     uint32_t leaf7_ebx;   /* AVX2, AVX-512 F DQ BW VL */
+    uint32_t leaf7_ecx;   /* AVX-512 VNNI */
     uint32_t leaf7_edx;   /* AMX tiles, AMX BF16 */
     uint32_t leaf7_1_eax; /* AVX-512 BF16; 0 when leaf 7 has no subleaf 1 */
     uint64_t xcr0;        /* register state that the operating system saves; 0 without OSXSAVE */
@@ -34,7 +35,8 @@ int isa_includes(moe4_isa isa, moe4_isa part);
 /* Asks the operating system for what an offered level needs beyond its instructions.  0 = refused. */
 int isa_enable(moe4_isa isa);
 
-/* "c", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"; "auto" for AUTO, NULL for what is no level. */
+/* "c", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_bf16"; "auto" for AUTO, NULL for what is
+ * none. */
 const char *isa_name(moe4_isa isa);
 
 /* The CPU's own name into text, "unknown CPU" where it has none. */

@@ -15,7 +15,7 @@
  *        k=7    k=5    k=3    k=1    | k=6    k=4    k=2    k=0
  *
  * The fast kernels add up a block with unscaled weights and multiply the sum by its scale, in f32.  That is exact for
- * E8M0 bytes 1..252; experts with others (but for blocks of zeros, whose scale is immaterial) take the exact kernel.
+ * E8M0 bytes 1..240; experts with others (but for blocks of zeros, whose scale is immaterial) take the exact kernel.
  *
  * A gated gate/up matrix: panel p holds gate and up rows of i = 32p .. 32p+31, in rows 0..15 gates of the first 16 i,
  * 16..31 their ups, 32..47 gates of the second 16, 48..63 their ups.  Every other matrix: row r is panel r/64, row
@@ -39,8 +39,8 @@ enum {
     PANEL_BLOCK_BYTES = 17 * LINE_BYTES,
     GATED_PANEL_COLUMNS = 32, /* columns of I that a gated panel yields */
     TILE_TOKENS = 12,         /* routed rows of a token tile */
-    SCALE_FAST_MIN = 1,       /* E8M0 bytes that are normal f32 numbers and overflow with no code */
-    SCALE_FAST_MAX = 252,
+    SCALE_FAST_MIN = 1,      /* E8M0 bytes that are normal f32 numbers and overflow with no code, nor with the sum of */
+    SCALE_FAST_MAX = 240,    /* a block of codes times int8 */
     SCALE_MODERATE_MIN = 95, /* those of kernels that scale weights: 2^-32 */
     SCALE_MODERATE_MAX = 143 /* .. 2^16 */
 };

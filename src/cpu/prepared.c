@@ -154,6 +154,7 @@ moe4_status prepared_plan(struct moe4_context *context, struct moe4_layer *layer
     layer->prepared = prepared;
     prepared->isa = context->isa;
     prepared->kernel = kernel_best(context->isa);
+    prepared->kernel_int8 = kernel_int8_best(context->isa);
     prepared->rows = row_kernels_for(context->isa);
     prepared->pack = pack_rows_for(context->isa);
     prepared->activate = activations->run[layer->activation];

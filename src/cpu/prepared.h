@@ -21,6 +21,7 @@ struct packed_matrix {
 struct prepared {
     moe4_isa isa;
     const struct kernel *kernel; /* of every expert but those that need the exact one */
+    const struct kernel *kernel_int8;
     const struct row_kernels *rows;
     pack_rows_fn *pack;
     activation_fn *activate;

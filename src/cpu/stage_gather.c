@@ -1,11 +1,12 @@
 /* gather: the rows of x that a token tile needs, as bf16 (in mxfp8 mode what the codes are worth, in fp8 mode the
- * codes, whose scale becomes the row's factor), interleaved as the kernels read them. */
+ * codes, whose scale becomes the row's factor) or as int8 with their scales, interleaved as the kernels read them. */
 #include <math.h>
 #include <string.h>
 
 #include "base/convert.h"
 #include "base/fp8.h"
 #include "cpu/forward.h"
+#include "cpu/int8.h"
 #include "cpu/tame.h"
 
 enum {
@@ -97,10 +98,32 @@ static void gather_tile(const struct forward *f, struct tile *tile)
     for (int32_t row = 0; row < tile->n_rows; row++) f->x_factor[tile->first_row + row] = gather_row(f, tile, row);
 }
 
+static void gather_tile_int8(const struct forward *f, const struct tile *tile)
+{
+    const int64_t H = f->layer->H;
+    for (int32_t row = 0; row < tile->n_rows; row++) {
+        int32_t *packed = int8_tile(f->x, tile->first_row, H);
+        for (int64_t k = 0; k < H; k += RUN) {
+            int64_t n = H - k < RUN ? H - k : RUN;
+            uint16_t run[RUN];
+            int8_t codes[RUN];
+            float scales[RUN / BLOCK_SIZE];
+            load_run(f, f->slot_of_row[tile->first_row + row], k, n, run);
+            f->prepared->rows->quantize_int8(run, n, codes, scales);
+            packed = int8_pack(codes, scales, n / BLOCK_SIZE, tile->n_rows, row, packed);
+        }
+        f->x_factor[tile->first_row + row] = 1.0f;
+    }
+}
+
 static void gather_tiles(struct forward *f, int64_t first, int64_t last, int32_t worker)
 {
     (void)worker;
-    for (int64_t i = first; i < last; i++) gather_tile(f, &f->tiles[i]);
+    for (int64_t i = first; i < last; i++)
+        if (forward_is_int8(f))
+            gather_tile_int8(f, &f->tiles[i]);
+        else
+            gather_tile(f, &f->tiles[i]);
 }
 
 void gather_stage(struct forward *f)

@@ -6,6 +6,7 @@
 #include "base/convert.h"
 #include "base/fp8.h"
 #include "cpu/forward.h"
+#include "cpu/int8.h"
 #include "cpu/pool.h"
 #include "cpu/tame.h"
 
@@ -14,9 +15,9 @@ enum {
     BATCH_ROWS = 96   /* rows of the tiles that take a panel together */
 };
 
-static const struct kernel *expert_kernel(const struct prepared *prepared, int32_t l)
+static const struct kernel *expert_kernel(const struct forward *f, int32_t l)
 {
-    return prepared->is_exact[l] ? kernel_exact() : prepared->kernel;
+    return f->prepared->is_exact[l] ? f->exact_kernel : f->kernel;
 }
 
 /* The most panels that a thread may claim at once.  Long runs stream best, but all threads must finish together: even
@@ -61,7 +62,7 @@ struct product {
 static void multiply(const struct forward *f, const struct active_expert *expert, const struct product *product,
                      const struct batch *batch, float *sums)
 {
-    const struct kernel *kernel = expert_kernel(f->prepared, expert->l);
+    const struct kernel *kernel = expert_kernel(f, expert->l);
     struct gemm_operand operands[BATCH_ROWS];
     for (int32_t i = 0; i < batch->n_tiles; i++) {
         const struct tile *tile = &batch->tiles[i];
@@ -122,6 +123,26 @@ static void finish_intermediate(const struct forward *f, const struct tile *tile
     }
 }
 
+/* The same in int8 compute, whose down kernel reads the codes themselves. */
+static void finish_int8(const struct forward *f, const struct tile *tile, int64_t first, int64_t n, const uint16_t *v,
+                        int64_t stride)
+{
+    const moe4_result *result = f->call->result;
+    const int64_t I = f->layer->I, first_block = first / BLOCK_SIZE, n_blocks = n / BLOCK_SIZE;
+    int32_t *packed = int8_tile(f->intermediate, tile->first_row, I) + first_block * INT8_BLOCK_WORDS * tile->n_rows;
+    int8_t codes[PANEL_ROWS];
+    float scales[PANEL_ROWS / BLOCK_SIZE];
+    for (int32_t row = 0; row < tile->n_rows; row++, v += stride) {
+        const int64_t output_row = tile->output_row + row;
+        f->prepared->rows->quantize_int8(v, n, codes, scales);
+        int8_pack(codes, scales, n_blocks, tile->n_rows, row, packed);
+        if (result->intermediate) memcpy((int8_t *)result->intermediate + output_row * I + first, codes, (size_t)n);
+        if (result->intermediate_scale)
+            memcpy((float *)result->intermediate_scale + output_row * (I / BLOCK_SIZE) + first_block, scales,
+                   (size_t)n_blocks * sizeof *scales);
+    }
+}
+
 /* What becomes of a tile's sums of a panel [n_rows][PANEL_ROWS]. */
 static void gate_up_tile(struct forward *f, const struct active_expert *expert, int64_t panel, struct tile *tile,
                          const float *sums)
@@ -141,6 +162,10 @@ static void gate_up_tile(struct forward *f, const struct active_expert *expert, 
             add_bias(sums + row * PANEL_ROWS, factor[row], bias, up + row * columns);
     prepared->activate(gate, up, tile->n_rows * columns, &f->layer->params[expert->l], v);
     prepared->round(v, tile->n_rows * columns, rounded);
+    if (forward_is_int8(f)) {
+        finish_int8(f, tile, first, n, rounded, columns);
+        return;
+    }
     finish_intermediate(f, tile, first, n, rounded, columns);
     for (int32_t row = 0; row < tile->n_rows; row++) {
         uint16_t largest = prepared->rows->largest(rounded + row * columns, columns);

@@ -40,6 +40,8 @@ static moe4_status cuda_supports(struct moe4_context *context, const moe4_query 
 {
     if (query->compute == MOE4_COMPUTE_FP8)
         return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CUDA backend has bf16 and mxfp8");
+    if (query->compute == MOE4_COMPUTE_INT8)
+        return context_fail(context, MOE4_EUNSUPPORTED, "compute is int8, which only the CPU backend has");
     if (query->n_tokens > INT32_MAX)
         return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)query->n_tokens,
                             INT32_MAX);

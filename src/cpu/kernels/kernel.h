@@ -11,7 +11,7 @@
  *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens <= TILE_TOKENS, r < PANEL_ROWS
  *
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
- *   x       [16 * n_blocks][n_tokens] pairs of bf16
+ *   x       [16 * n_blocks][n_tokens] pairs of bf16; for int8 kernels the words of cpu/int8.h
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
  *
  * An element's additions are in one order, the same for any n_tokens: a token's sums do not depend on its tile.
@@ -43,11 +43,15 @@ struct kernel {
 extern const struct kernel kernel_c;
 extern const struct kernel kernel_avx2, kernel_avx512, kernel_avx512_bf16, kernel_amx; /* x86 */
 extern const struct kernel kernel_neon, kernel_neon_bf16;                              /* aarch64 */
+extern const struct kernel kernel_int8_c;
+extern const struct kernel kernel_int8_avx2, kernel_int8_avx512_vnni; /* x86 */
 
-/* The best kernel that a level (not AUTO) includes. */
+/* The best kernel that a level (not AUTO) includes, and the one that is exact for every scale byte. */
 const struct kernel *kernel_best(moe4_isa isa);
-
-/* The kernel that is exact for every scale byte. */
 const struct kernel *kernel_exact(void);
+
+/* The same of int8 compute. */
+const struct kernel *kernel_int8_best(moe4_isa isa);
+const struct kernel *kernel_int8_exact(void);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/convert.h"
 #include "base/fp8.h"
+#include "base/int8.h"
 #include "base/mxfp8.h"
 #include "cpu/kernels/rows.h"
 
@@ -53,6 +54,11 @@ static void quantize_fp8(uint16_t *x, int64_t n, float scale, uint8_t *codes)
     decode_fp8(codes, n, x);
 }
 
+static void quantize_int8(const uint16_t *x, int64_t n, int8_t *codes, float *scales)
+{
+    for (int64_t i = 0; i < n; i += BLOCK_SIZE) scales[i / BLOCK_SIZE] = int8_quantize_block(x + i, codes + i);
+}
+
 static float dot(const float *x, const float *w, int64_t n)
 {
     enum { CHAINS = 16 };
@@ -66,5 +72,5 @@ static float dot(const float *x, const float *w, int64_t n)
     return chains[0];
 }
 
-const struct row_kernels ROW_KERNELS = {combine,          largest,      smallest,   quantize_mxfp8,
-                                        dequantize_mxfp8, quantize_fp8, decode_fp8, dot};
+const struct row_kernels ROW_KERNELS = {
+    combine, largest, smallest, quantize_mxfp8, dequantize_mxfp8, quantize_fp8, decode_fp8, quantize_int8, dot};

@@ -1,5 +1,3 @@
-#include <stddef.h>
-
 #include "cpu/isa.h"
 #include "cpu/kernels/kernel.h"
 
@@ -13,16 +11,37 @@ static const struct kernel *const kernels[] = {
 #endif
     &kernel_c,
 };
-enum { N_KERNELS = sizeof kernels / sizeof *kernels };
+static const struct kernel *const int8_kernels[] = {
+#if defined(__x86_64__)
+    &kernel_int8_avx512_vnni,
+    &kernel_int8_avx2,
+#endif
+    &kernel_int8_c,
+};
+enum { N_KERNELS = sizeof kernels / sizeof *kernels, N_INT8_KERNELS = sizeof int8_kernels / sizeof *int8_kernels };
+
+static const struct kernel *first_included(const struct kernel *const *table, moe4_isa isa)
+{
+    while (!isa_includes(isa, (*table)->isa)) table++;
+    return *table;
+}
 
 const struct kernel *kernel_best(moe4_isa isa)
 {
-    size_t i = 0;
-    while (!isa_includes(isa, kernels[i]->isa)) i++;
-    return kernels[i];
+    return first_included(kernels, isa);
 }
 
 const struct kernel *kernel_exact(void)
 {
     return kernels[N_KERNELS - 1];
+}
+
+const struct kernel *kernel_int8_best(moe4_isa isa)
+{
+    return first_included(int8_kernels, isa);
+}
+
+const struct kernel *kernel_int8_exact(void)
+{
+    return int8_kernels[N_INT8_KERNELS - 1];
 }

@@ -1,0 +1,123 @@
+/* int8 compute with AVX-512 VNNI.  Lanes are output rows; a lane holds four k, as vpdpbusd wants them.  On 16 rows a
+ * block of 32 k costs 24 decoding instructions, 8 dot products a token, and four more a token to convert the sum and
+ * scale it twice: by the weights' power of two, and in the fma that adds it by the activations' scale.
+ *
+ * Zen 4 runs dot product and fma on the same two ports, vscalefps and the conversion elsewhere: 9 cycles for 8 dot
+ * products is its limit.  Tried and lost: multiplying the two scales first, which takes a third slot of those ports;
+ * sums in memory, whose stores take slots there as well (10 cycles for 8). */
+#include <immintrin.h>
+
+#include "cpu/int8.h"
+#include "cpu/kernels/decode_avx512.h"
+#include "cpu/kernels/kernel.h"
+
+enum { LINES = 4 }; /* code lines of a subtile in a block */
+
+/* acc += w . x over fours of bytes.  Written in assembler for the broadcast operand, which spares a register a
+ * token. */
+static inline __m512i dot_broadcast(__m512i acc, __m512i w, const int32_t *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+    return acc;
+}
+
+/* 2w + 12 of each code. */
+static inline __m512i int8_table(void)
+{
+    return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
+/* Half j of the lanes' bytes. */
+static inline __m512i decode_half(__m512i codes, int j, __m512i table)
+{
+    __m512i index = j ? _mm512_srli_epi16(codes, 4) : codes;
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(index, _mm512_set1_epi8(15)));
+}
+
+/* E of each row's scale / 2 = 2^E. */
+static inline __m512 load_exponents(const uint8_t *scales)
+{
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)scales));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(128)));
+}
+
+/* One pass over a panel: N_SUB of its subtiles from `first` on, for N_TOKENS tokens.  Always inlined with constants, so
+ * that sums and those of a block live in registers: N_SUB * N_TOKENS <= 12. */
+static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int64_t n_blocks, const int32_t *x,
+                                                       const int n_tokens, const int first, const int n_sub,
+                                                       float *sums)
+{
+    const __m512i table = int8_table();
+    __m512 sum[4][TILE_TOKENS];
+    for (int s = 0; s < n_sub; s++)
+        for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += INT8_BLOCK_WORDS * n_tokens) {
+        if (first == 0) prefetch_block(panel);
+        if (n_tokens == 1) prefetch_block_near(panel);
+        const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
+        const int32_t *start = x + INT8_CODE_WORDS * n_tokens, *word = x;
+        const float *scales = (const float *)(const void *)(start + n_tokens);
+        __m512i block[4][TILE_TOKENS];
+        for (int s = 0; s < n_sub; s++)
+            for (int t = 0; t < n_tokens; t++) block[s][t] = _mm512_set1_epi32(start[t]);
+#pragma GCC unroll 1
+        for (int line = 0; line < LINES; line++, codes += LINE_BYTES, word += 2 * n_tokens) {
+            __m512i packed[4];
+            for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; j++)
+#pragma GCC unroll 4
+                for (int s = 0; s < n_sub; s++) {
+                    __m512i w = decode_half(packed[s], j, table);
+#pragma GCC unroll 12
+                    for (int t = 0; t < n_tokens; t++)
+                        block[s][t] = dot_broadcast(block[s][t], w, word + j * n_tokens + t);
+                }
+        }
+        for (int s = 0; s < n_sub; s++) {
+            const __m512 exponents = load_exponents(panel + (first + s) * SUBTILE_ROWS);
+            for (int t = 0; t < n_tokens; t++) {
+                __m512 value = _mm512_scalef_ps(_mm512_cvtepi32_ps(block[s][t]), exponents);
+                sum[s][t] = _mm512_fmadd_ps(value, _mm512_set1_ps(scales[t]), sum[s][t]);
+            }
+        }
+    }
+    for (int s = 0; s < n_sub; s++)
+        for (int t = 0; t < n_tokens; t++)
+            _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);
+}
+
+/* As many subtiles at once as the registers hold. */
+#define GEMM_TILE(n)                                                                                                   \
+    static void gemm_tile_##n(const uint8_t *panel, int64_t n_blocks, const int32_t *x, float *sums)                   \
+    {                                                                                                                  \
+        enum { N_SUB = (n) <= 3 ? 4 : (n) <= 6 ? 2 : 1 };                                                              \
+        for (int first = 0; first < 4; first += N_SUB) pass(panel, n_blocks, x, n, first, N_SUB, sums);                \
+    }
+GEMM_TILE(1)
+GEMM_TILE(2)
+GEMM_TILE(3)
+GEMM_TILE(4)
+GEMM_TILE(5)
+GEMM_TILE(6)
+GEMM_TILE(7)
+GEMM_TILE(8)
+GEMM_TILE(9)
+GEMM_TILE(10)
+GEMM_TILE(11)
+GEMM_TILE(12)
+
+static void gemm_tile_int8_avx512_vnni(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
+                                       float *sums)
+{
+    static void (*const tiles[])(const uint8_t *, int64_t, const int32_t *, float *) = {
+        NULL,        gemm_tile_1, gemm_tile_2, gemm_tile_3,  gemm_tile_4,  gemm_tile_5, gemm_tile_6,
+        gemm_tile_7, gemm_tile_8, gemm_tile_9, gemm_tile_10, gemm_tile_11, gemm_tile_12};
+    tiles[n_tokens](panel, n_blocks, (const int32_t *)(const void *)x, sums);
+}
+
+const struct kernel kernel_int8_avx512_vnni = {.name = "gemm_int8_avx512_vnni",
+                                               .order = "exact blocks of int8, scaled by fma",
+                                               .isa = MOE4_ISA_AVX512_VNNI,
+                                               .tile_tokens = TILE_TOKENS,
+                                               .gemm_tile = gemm_tile_int8_avx512_vnni};
