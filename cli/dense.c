@@ -31,8 +31,9 @@ static struct dense_name parse_expert(struct dense_name result, const char *rest
     for (int role = 0; role < N_PROJECTIONS; ++role)
         for (int i = 0; i < 2; ++i) {
             size_t length = strlen(words[role][i]);
-            if (strncmp(end, words[role][i], length) || strcmp(end + length, ".weight")) continue;
-            result.kind = DENSE_EXPERT;
+            if (strncmp(end, words[role][i], length)) continue;
+            if (!strcmp(end + length, ".weight")) result.kind = DENSE_EXPERT;
+            if (!strcmp(end + length, ".bias")) result.kind = DENSE_EXPERT_BIAS;
             result.role = (enum projection_role)role;
         }
     return result;
@@ -72,7 +73,7 @@ static int64_t first_integer(const json_t *config, const char *const *keys)
 
 int dense_model_read(const json_t *config, const moe4_tensor *gate_up, struct dense_model *model)
 {
-    static const char *const hidden[] = {"hidden_size", NULL};
+    static const char *const hidden[] = {"routed_expert_hidden_size", "moe_latent_size", "hidden_size", NULL};
     static const char *const intermediate[] = {"moe_intermediate_size", "intermediate_size", NULL};
     const char *model_type = json_string_value(config_member(config, "model_type"));
     *model = (struct dense_model){.H = first_integer(config, hidden), .I = first_integer(config, intermediate)};

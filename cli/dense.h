@@ -6,8 +6,9 @@
 #include "storage.h"
 
 enum dense_kind {
-    DENSE_NONE,    /* of something else */
-    DENSE_EXPERT,  /* one matrix of one expert, [rows, K] */
+    DENSE_NONE,   /* of something else */
+    DENSE_EXPERT, /* one matrix of one expert, [rows, K] */
+    DENSE_EXPERT_BIAS,
     DENSE_GATE_UP, /* of all experts, stacked: [E, 2I, H] or transposed [E, H, 2I] */
     DENSE_DOWN,    /* [E, H, I] or [E, I, H] */
     DENSE_GATE_UP_BIAS,

@@ -66,13 +66,12 @@ static double share(int64_t part, int64_t whole)
 struct encode_task {
     struct encoder *encoder;
     const struct slab *slab;
-    struct row_range rows;
+    uint8_t *codes, *scales;
 };
 
 static const void *row_of(const struct encode_task *task, int64_t i)
 {
-    int64_t at = (task->rows.first + i * task->rows.step) * task->slab->K;
-    return (const char *)task->slab->data + at * (task->slab->is_bf16 ? 2 : 4);
+    return (const char *)task->slab->data + i * task->slab->K * (task->slab->is_bf16 ? 2 : 4);
 }
 
 /* A block of a row as f32. */
@@ -93,7 +92,7 @@ static void task_run(void *user, int64_t first, int64_t end)
     int64_t n_blocks = task->slab->K / BLOCK;
     for (int64_t i = first; i < end; ++i) {
         const void *row = row_of(task, i);
-        uint8_t *codes = self->codes + i * n_blocks * CODES, *scales = self->scales + i * n_blocks;
+        uint8_t *codes = task->codes + i * n_blocks * CODES, *scales = task->scales + i * n_blocks;
         if (task->slab->is_bf16)
             moe4_mxfp4_quantize_bf16(row, n_blocks, self->rule, codes, scales);
         else
@@ -133,15 +132,15 @@ static int block_agrees(const struct encoder *self, const float *x, const uint8_
 
 static int rows_check(struct encoder *self, const struct encode_task *task, const char *name)
 {
-    int64_t n_blocks = task->slab->K / BLOCK, n = task->rows.count;
+    int64_t n_blocks = task->slab->K / BLOCK, n = task->slab->rows;
     int64_t n_checked = n < self->n_checked_rows ? n : self->n_checked_rows;
     for (int64_t c = 0; c < n_checked; ++c) {
         int64_t i = n_checked > 1 ? c * (n - 1) / (n_checked - 1) : 0;
         for (int64_t b = 0; b < n_blocks; ++b) {
             float buffer[BLOCK];
             int64_t at = i * n_blocks + b;
-            if (!block_agrees(self, block_widen(task, row_of(task, i), b, buffer), self->codes + at * CODES,
-                              self->scales[at]))
+            if (!block_agrees(self, block_widen(task, row_of(task, i), b, buffer), task->codes + at * CODES,
+                              task->scales[at]))
                 return fail("%s: row %lld, block %lld is not what the oracle makes of it", name, (long long)i,
                             (long long)b);
         }
@@ -152,11 +151,12 @@ static int rows_check(struct encoder *self, const struct encode_task *task, cons
 
 /* ---- Entries ----------------------------------------------------------------------------------------------------- */
 
-/* The entry of that name, which is the last one or new. */
+/* The entry of that name, which is one of the last few or new: stacked tensors of a layer come in turns. */
 static struct encode_loss *entry_of(struct encoder *self, const char *name)
 {
-    struct encode_entry *last = self->n_entries ? &self->entries[self->n_entries - 1] : NULL;
-    if (last && !strcmp(last->name, name)) return &last->loss;
+    enum { LAST_FEW = 4 };
+    for (int64_t i = self->n_entries - 1; i >= 0 && i >= self->n_entries - LAST_FEW; --i)
+        if (!strcmp(self->entries[i].name, name)) return &self->entries[i].loss;
     if (self->n_entries == self->entries_room) {
         int64_t room = self->entries_room ? 2 * self->entries_room : 64;
         struct encode_entry *entries = reallocarray(self->entries, (size_t)room, sizeof *entries);
@@ -164,25 +164,21 @@ static struct encode_loss *entry_of(struct encoder *self, const char *name)
         self->entries = entries;
         self->entries_room = room;
     }
-    last = &self->entries[self->n_entries];
-    *last = (struct encode_entry){.name = strdup(name)};
-    if (!last->name) return NULL;
+    struct encode_entry *entry = &self->entries[self->n_entries];
+    *entry = (struct encode_entry){.name = strdup(name)};
+    if (!entry->name) return NULL;
     ++self->n_entries;
-    return &last->loss;
+    return &entry->loss;
 }
 
-int encode_rows(struct encoder *self, const struct slab *slab, struct row_range rows, const char *name)
+int encode_slab(struct encoder *self, const struct slab *slab, const char *name, uint8_t *codes, uint8_t *scales)
 {
-    struct encode_task task = {self, slab, rows};
-    int64_t n_blocks = rows.count * (slab->K / BLOCK);
-    int code = buffer_reserve(&self->codes, &self->codes_room, n_blocks * CODES, "codes");
-    if (!code) code = buffer_reserve(&self->scales, &self->scales_room, n_blocks, "scales");
-    if (!code)
-        code = buffer_reserve(&self->losses, &self->losses_room, rows.count * (int64_t)sizeof *self->losses, "sums");
+    struct encode_task task = {self, slab, codes, scales};
+    int code = buffer_reserve(&self->losses, &self->losses_room, slab->rows * (int64_t)sizeof *self->losses, "sums");
     struct encode_loss *loss = code ? NULL : entry_of(self, name);
     if (!loss) return code ? code : fail("out of memory: %s", name);
-    parallel_for(self->n_threads, rows.count, task_run, &task);
-    for (int64_t i = 0; i < rows.count; ++i) loss_add(loss, &self->losses[i]);
+    parallel_for(self->n_threads, slab->rows, task_run, &task);
+    for (int64_t i = 0; i < slab->rows; ++i) loss_add(loss, &self->losses[i]);
     return rows_check(self, &task, name);
 }
 
@@ -251,7 +247,5 @@ void encoder_release(struct encoder *self)
 {
     for (int64_t i = 0; i < self->n_entries; ++i) free(self->entries[i].name);
     free(self->entries);
-    free(self->codes);
-    free(self->scales);
     free(self->losses);
 }

@@ -15,7 +15,7 @@ struct encode_loss {
 };
 
 struct encode_entry {
-    char *name; /* of the tensor of codes */
+    char *name; /* of the tensor that was quantised */
     struct encode_loss loss;
 };
 
@@ -25,19 +25,15 @@ struct encoder {
     int32_t n_checked_rows; /* a matrix, against the oracle */
     int64_t n_rows_checked;
 
-    uint8_t *codes, *scales; /* of the last rows: [count, K/2] and [count, K/32] */
-    int64_t codes_room, scales_room, losses_room;
-    struct encode_loss *losses;   /* [count] */
+    int64_t losses_room;
+    struct encode_loss *losses;   /* [rows] */
     struct encode_entry *entries; /* one a tensor */
     int64_t n_entries, entries_room;
 };
 
-struct row_range {
-    int64_t first, step, count;
-};
-
-/* Encodes these rows; their loss goes to the entry `name`.  Fails when the oracle disagrees. */
-int encode_rows(struct encoder *encoder, const struct slab *slab, struct row_range rows, const char *name);
+/* Encodes a slab into codes [rows, K/2] and scales [rows, K/32]; the loss goes to the entry `name`.  Fails when the
+ * oracle disagrees. */
+int encode_slab(struct encoder *encoder, const struct slab *slab, const char *name, uint8_t *codes, uint8_t *scales);
 
 /* The tensors of largest error and the total, as text; all of them, into the object. */
 void encoder_report(const struct encoder *encoder);

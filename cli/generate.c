@@ -134,7 +134,7 @@ struct calibration {
     uint64_t token_key;
     const uint16_t *weight;
     uint16_t *x;    /* [CALIBRATION_TOKENS, H] */
-    float *logits;  /* [CALIBRATION_TOKENS, E], without the bias */
+    float *logits;  /* [CALIBRATION_TOKENS, E], without the bias; then scores */
     double *bias;   /* [E] */
     double *target; /* [E], the share of tokens that should choose an expert */
     int32_t *load;  /* [E], the number that do */
@@ -217,24 +217,40 @@ static void calibration_choose(struct calibration *self, const float *logits)
     }
 }
 
-/* Moves the bias of every expert towards its target share, in ever smaller steps. */
-static void calibration_run(struct calibration *self)
+/* The score of a logit, to within a few percent and by exact operations only: tanh and softplus as quotients and roots.
+ */
+static float score_value(enum generate_score score, float logit)
 {
+    float y = 0.5f * logit;
+    if (score == GENERATE_SCORE_SIGMOID) {
+        float bounded = y > 3 ? 3 : y < -3 ? -3 : y, square = bounded * bounded;
+        return 0.5f + 0.5f * bounded * (27 + square) / (27 + 9 * square);
+    }
+    if (score == GENERATE_SCORE_SQRT_SOFTPLUS) return sqrtf(y + sqrtf(y * y + 0.48f));
+    return logit;
+}
+
+/* Moves the bias of every expert towards its target share, in ever smaller steps; scores spread less than logits. */
+static void calibration_run(struct calibration *self, enum generate_score score)
+{
+    double step = score == GENERATE_SCORE_LOGIT ? 0.5 : 0.125;
+    for (int64_t i = 0; i < (int64_t)CALIBRATION_TOKENS * self->n_experts; ++i)
+        self->logits[i] = score_value(score, self->logits[i]);
     for (int round = 0; round < CALIBRATION_ROUNDS; ++round) {
         memset(self->load, 0, (size_t)self->n_experts * sizeof *self->load);
         for (int64_t t = 0; t < CALIBRATION_TOKENS; ++t) calibration_choose(self, self->logits + t * self->n_experts);
         double mean = 0;
         for (int32_t e = 0; e < self->n_experts; ++e) {
             double share = (double)self->load[e] / CALIBRATION_TOKENS;
-            self->bias[e] += 0.5 * (self->target[e] - share) / (self->target[e] + share) / (1 + round / 10);
+            self->bias[e] += step * (self->target[e] - share) / (self->target[e] + share) / (1 + round / 10);
             mean += self->bias[e] / self->n_experts;
         }
         for (int32_t e = 0; e < self->n_experts; ++e) self->bias[e] -= mean;
     }
 }
 
-int generate_router(uint64_t seed, int64_t layer, int32_t n_experts, int32_t top_k, int64_t H, int32_t n_threads,
-                    uint16_t *weight, uint16_t *bias)
+int generate_router(uint64_t seed, int64_t layer, int32_t n_experts, int32_t top_k, int64_t H,
+                    enum generate_score score, int32_t n_threads, uint16_t *weight, uint16_t *bias)
 {
     size_t E = (size_t)n_experts;
     struct calibration self = {.H = H, .n_experts = n_experts, .top_k = top_k, .weight = weight};
@@ -251,7 +267,7 @@ int generate_router(uint64_t seed, int64_t layer, int32_t n_experts, int32_t top
         generate_order(generate_key(seed, GENERATE_ROUTER_ORDER, layer), n_experts, order);
         router_targets(order, n_experts, top_k, self.target);
         parallel_for(n_threads, CALIBRATION_TOKENS, calibration_logits, &self);
-        calibration_run(&self);
+        calibration_run(&self, score);
         for (size_t e = 0; e < E; ++e) bias[e] = to_bf16((float)self.bias[e]);
     }
     free(order);

@@ -24,7 +24,8 @@ typedef enum generate_tensor {
     GENERATE_ROUTER_ORDER, /* which expert has which rank of the load */
     GENERATE_ROUTER_TOKENS,
     GENERATE_INPUT,
-    GENERATE_LOGITS
+    GENERATE_LOGITS,
+    GENERATE_HASH_TABLE
 } generate_tensor;
 
 /* The stream of one tensor. */
@@ -49,9 +50,12 @@ void generate_weights_fast(uint64_t key, int64_t first, int64_t end, int64_t K, 
 /* Elements first..first+n-1 of a stacked bias. */
 void generate_biases(uint64_t key, int64_t first, int64_t n, uint16_t *bias);
 
+/* What a router's bias is added to: the logit, or a score that follows from it. */
+enum generate_score { GENERATE_SCORE_LOGIT, GENERATE_SCORE_SIGMOID, GENERATE_SCORE_SQRT_SOFTPLUS };
+
 /* weight [E, H] and bias [E].  Returns 0 when memory for the calibration is short. */
-int generate_router(uint64_t seed, int64_t layer, int32_t n_experts, int32_t top_k, int64_t H, int32_t n_threads,
-                    uint16_t *weight, uint16_t *bias);
+int generate_router(uint64_t seed, int64_t layer, int32_t n_experts, int32_t top_k, int64_t H,
+                    enum generate_score score, int32_t n_threads, uint16_t *weight, uint16_t *bias);
 
 /* Tokens first..end-1: x [end-first, H]. */
 void generate_inputs(uint64_t key, int64_t first, int64_t end, int64_t H, uint16_t *x);

@@ -7,6 +7,7 @@
 #include "memory.h"
 #include "message.h"
 #include "progress.h"
+#include "report.h"
 
 static moe4_status read_named(const struct model *model, int32_t local_expert, moe4_expert *expert)
 {
@@ -39,7 +40,10 @@ int model_open(moe4_context *context, const char *path, int64_t layer, struct in
     options.first_expert = (int32_t)experts.first;
     options.n_experts = (int32_t)experts.second;
     if (model->layer < 0)
-        code = fail("%s: no MoE layer that can be read", path);
+        code = model->info.n_other_layers
+                   ? fail("%s: %s, none in MXFP4: moe4 quantize makes these of bf16, f16 and f32", path,
+                          human_plural(model->info.n_other_layers, "MoE layer").text)
+                   : fail("%s: no MoE layer that can be read", path);
     else if (moe4_layer_reader_open(context, model->checkpoint, model->layer, &options, &model->reader) != MOE4_OK)
         code = fail_library(context);
     if (code) {

@@ -45,9 +45,16 @@ int output_begin(struct output *output, const char *what, const moe4_tensors *so
     snprintf(output->job, sizeof output->job, "%s, shards of %lld bytes, of %.600s: %lld tensors, %lld bytes, %lld",
              what, (long long)output->shard_bytes, last ? last : "nothing", (long long)moe4_tensors_count(source),
              bytes, newest);
-    output->metadata[0] = "moe4.job";
-    output->metadata[1] = output->job;
+    output_note(output, "moe4.job", output->job);
     return EXIT_OK;
+}
+
+void output_note(struct output *output, const char *key, const char *value)
+{
+    int i = 0;
+    while (output->metadata[i]) i += 2;
+    output->metadata[i] = key;
+    output->metadata[i + 1] = value;
 }
 
 /* Room for one more element. */

@@ -24,7 +24,7 @@ struct output {
     int64_t shard_bytes;
     int force;
     char job[1024]; /* says what is made of what: recorded in every shard */
-    const char *metadata[8];
+    const char *metadata[12];
 
     moe4_tensor *tensors;
     struct output_unit *units;
@@ -39,6 +39,9 @@ struct output {
 
 /* Begins a job's description with `what` and what identifies the source: place, sizes, modification times. */
 int output_begin(struct output *output, const char *what, const moe4_tensors *source);
+
+/* A pair of metadata for every shard; the strings are not copied. */
+void output_note(struct output *output, const char *key, const char *value);
 
 /* Adds a unit without tensors, which is valid until the next; NULL after a failure, which has been reported. */
 struct output_unit *output_add_unit(struct output *output, int32_t kind);

@@ -15,7 +15,6 @@ struct row_place row_place(const moe4_layer_config *config, enum projection_role
 const moe4_matrix *projection_matrix(const moe4_expert *expert, enum projection_role role);
 
 /* Gathers these rows of codes, scales or bias (part 0, 1, 2) into rows to_first, to_first + to_step, ... of `to`. */
-enum matrix_part { PART_CODES, PART_SCALES, PART_BIAS };
 void rows_gather(const moe4_matrix *matrix, enum matrix_part part, int64_t K, struct row_place from, int64_t to_first,
                  int64_t to_step, char *to);
 

@@ -14,6 +14,15 @@ same_output() { # same_output PATH OTHER: layer 1 of both gives the same bytes
     same "$work/a.safetensors" "$work/b.safetensors"
 }
 
+same_experts() { # same_experts FOLDER: the model's codes and scales
+    for layer in 0 1 2; do
+        for part in gate_up_proj_blocks gate_up_proj_scales down_proj_blocks down_proj_scales; do
+            name=model.layers.$layer.mlp.experts.$part
+            "$helpers/same_tensors" "$model/model.safetensors" "$1/model.safetensors" "$name" || die "$name differs"
+        done
+    done
+}
+
 # gpt-oss there and back, over several shards: nothing is lost, its config neither.
 make_small --layers 3 --seed 3 "$model"
 expect 0 convert "$model" "$work/ct" --to compressed-tensors --json --shard-bytes 50000
@@ -59,13 +68,7 @@ json family=gpt-oss layout=GGUF n_moe_layers=3 n_model_layers=3
 same_output "$model" "$gguf"
 expect 0 convert "$gguf" "$work/from_gguf" --to gpt-oss --json
 json "contents=MoE layers only" layers=3
-for layer in 0 1 2; do
-    for part in gate_up_proj_blocks gate_up_proj_scales down_proj_blocks down_proj_scales; do
-        name=model.layers.$layer.mlp.experts.$part
-        "$helpers/same_tensors" "$model/model.safetensors" "$work/from_gguf/model.safetensors" "$name" ||
-            die "$name differs"
-    done
-done
+same_experts "$work/from_gguf"
 same_output "$model" "$work/from_gguf"
 expect 0 convert "$work/from_gguf" "$work/again.gguf" --to gguf
 cmp "$gguf" "$work/again.gguf"
@@ -73,8 +76,44 @@ expect 0 convert "$work/ct" "$work/ct.gguf" --to gguf
 same "$gguf" "$work/ct.gguf"
 expect 0 convert "$work/ds" "$work/ds.gguf" --to gguf
 same_output "$work/ds" "$work/ds.gguf"
-expect 1 convert "$work/ds.gguf" "$work/x" --to compressed-tensors
-says "$err" "router and activation of DeepSeek-V4 would be lost"
+
+# Every layout there and back: what has names of its own carries the MoE layers alone, the others everything.
+for to in gpt-oss-original compressed-tensors quark modelopt mlx gguf gguf-fused; do
+    there=$work/oss_$to
+    case $to in gguf*) there=$there.gguf ;; esac
+    expect 0 convert "$model" "$there" --to $to
+    same_output "$model" "$there"
+    expect 0 convert "$there" "$work/oss_back" --to gpt-oss --force --json
+    case $to in
+    gguf*) json "contents=MoE layers only" && same_experts "$work/oss_back" ;;
+    gpt-oss-original) json "contents=MoE layers only" && same "$model" "$work/oss_back" ;;
+    *) json "contents=whole checkpoint" && same "$model" "$work/oss_back" ;;
+    esac
+done
+expect 0 inspect "$work/oss_gpt-oss-original" --json
+json "layout=gpt-oss original" family=gpt-oss n_moe_layers=3
+for to in compressed-tensors quark modelopt mlx gguf gguf-fused; do
+    there=$work/ds_$to
+    case $to in gguf*) there=$there.gguf ;; esac
+    expect 0 convert "$work/ds" "$there" --to $to
+    same_output "$work/ds" "$there"
+    expect 0 convert "$there" "$work/ds_back" --to deepseek-v4 --force
+    case $to in gguf*) same_output "$work/ds" "$work/ds_back" ;; *) same "$work/ds" "$work/ds_back" ;; esac
+done
+
+# GGUF in several files, one a layer: the name is that of all, each part is found from any.
+expect 0 convert "$model" "$work/split.gguf" --to gguf-fused --shard-bytes 1 --json
+json shards=3
+[ "$(ls "$work" | grep -c '^split-0000[123]-of-00003.gguf$')" -eq 3 ] || die "not three files: $(ls "$work")"
+same_output "$model" "$work/split-00002-of-00003.gguf"
+expect 0 convert "$work/split-00001-of-00003.gguf" "$work/joined.gguf" --to gguf
+same "$gguf" "$work/joined.gguf"
+expect 1 convert "$model" "$work/split.gguf" --to gguf-fused --shard-bytes 1
+says "$err" "split-00001-of-00003.gguf: is there; --force replaces it"
+expect 0 convert "$model" "$work/split.gguf" --to gguf-fused --shard-bytes 1 --force
+rm "$work/split-00003-of-00003.gguf"
+expect 1 inspect "$work/split-00001-of-00003.gguf"
+says "$err" "split-00003-of-00003.gguf is missing"
 expect 1 convert "$model" "$gguf" --to gguf
 says "$err" "is there; --force replaces it"
 expect 1 convert "$model" "$work/folder" --to gguf

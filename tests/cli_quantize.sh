@@ -12,12 +12,17 @@ same() {
     "$helpers/same_tensors" "$1" "$2" >"$out" 2>"$err" || die "$1 and $2 differ:"
 }
 
+# unquantised FOLDER: gives it the model's config.json without a quantisation.
+unquantised() {
+    sed 's/"quantization_config"/"nothing"/' "$model/config.json" >"$1/config.json"
+}
+
 # A synthetic checkpoint unquantised and quantised again by its rule is itself, from every type.
 for dtype in BF16 F16 F32; do
     dense=$work/dense_$dtype
     mkdir "$dense"
     "$helpers/dense_of" "$model" "$dense" stacked $dtype
-    cp "$model/config.json" "$dense"
+    unquantised "$dense"
     expect 0 quantize "$dense" "$work/q_$dtype" --to gpt-oss --check --json
     json layout=gpt-oss rule=even shards=1 total.relative_error=0.0 total.saturated_share=0.0 total.nan_blocks=0 tensors
     same "$model/model.safetensors" "$work/q_$dtype/model.safetensors"
@@ -38,6 +43,55 @@ for rule in floor even ceil mse; do
     expect 0 run "$work/apart_$rule" --tokens 5 --check --json
     json check.ok=true
 done
+
+# Experts that are apart are stacked where the layout has them so, and the other way round: gpt-oss's, one tensor each.
+mkdir "$work/oss_apart"
+"$helpers/dense_of" "$model" "$work/oss_apart" apart_with_biases BF16
+unquantised "$work/oss_apart"
+expect 0 quantize "$work/oss_apart" "$work/q_stacked" --to gpt-oss --check
+same "$model/model.safetensors" "$work/q_stacked/model.safetensors"
+
+# Every layout: the layer that is read back computes what that of compressed-tensors does.
+run_layer() { # run_layer PATH OUTPUT
+    expect 0 run "$1" --layer 1 --tokens 5 --output "$2"
+}
+for source in apart oss_apart dense_BF16; do
+    rm -rf "$work/q_ct"
+    expect 0 quantize "$work/$source" "$work/q_ct" --to compressed-tensors
+    run_layer "$work/q_ct" "$work/ct.safetensors"
+    for to in quark modelopt mlx gguf gguf-fused; do
+        made=$work/q_$source-$to
+        case $to in gguf*) made=$made.gguf ;; esac
+        expect 0 quantize "$work/$source" "$made" --to $to --check --json
+        json layout=$to rule=even total.nan_blocks=0
+        run_layer "$made" "$work/other.safetensors"
+        same "$work/ct.safetensors" "$work/other.safetensors"
+    done
+done
+expect 0 quantize "$work/dense_F32" "$work/parts.gguf" --to gguf --shard-bytes 1 --rule floor
+run_layer "$work/parts-00001-of-00002.gguf" "$work/other.safetensors"
+
+# What is not quantised is told apart, not run; without its quantisation config an MXFP4 checkpoint is no such thing.
+expect 0 inspect "$work/apart" --json
+json layout=unquantised n_moe_layers=0 n_other_layers=2
+expect 0 inspect "$work/dense_F16" --json
+json "layout=unquantised, stacked" n_moe_layers=0 n_other_layers=2
+expect 1 run "$work/apart"
+says "$err" "moe4 quantize"
+cp -r "$model" "$work/silent"
+sed 's/quantization_config/other_config/' "$model/config.json" >"$work/silent/config.json"
+expect 1 inspect "$work/silent"
+says "$err" "quantization_config.quant_method is missing"
+
+# A tensor that is missing, or another shape than the others'.
+mkdir "$work/E"
+cp "$work/apart/model.safetensors" "$work/E"
+sed 's/"moe_intermediate_size": 96/"moe_intermediate_size": 64/' "$work/apart/config.json" >"$work/E/config.json"
+expect 1 quantize "$work/E" "$work/x" --to mlx
+says "$err" "gate_proj.weight: shape [96, 64], expected [64, 64]"
+sed 's/"num_experts": 8/"num_experts": 9/' "$work/apart/config.json" >"$work/E/config.json"
+expect 1 quantize "$work/E" "$work/x.gguf" --to gguf
+says "$err" "gate.weight\" is BF16 [8, 64], expected BF16 [9, 64]"
 
 # A table for people.
 expect 0 quantize "$work/apart" "$work/table" --to compressed-tensors

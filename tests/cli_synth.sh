@@ -47,6 +47,64 @@ done
 expect 0 synth --like gpt-oss-120b --hidden 32 --intermediate 32 --json "$work/large"
 json n_experts=128 top_k=4
 
+# Every model in every layout that can hold it: what is read back is the same layer, whose outputs are those of the
+# model's own layout; a layout of another model is refused.
+for like in gpt-oss-20b deepseek-v3 deepseek-v4-flash kimi-k3; do
+    small="--like $like --hidden 64 --intermediate 96 --experts 16 --layers 2 --seed 1"
+    # shellcheck disable=SC2086 # a list of words
+    expect 0 synth $small "$work/own_$like"
+    expect 0 run "$work/own_$like" --layer 1 --tokens 9 --check --output "$work/own.safetensors"
+    for layout in gpt-oss gpt-oss-original compressed-tensors deepseek-v4 quark modelopt mlx gguf gguf-fused; do
+        made=$work/like_$layout
+        rm -rf "$made" "$made.gguf"
+        case $layout in gguf*) made=$made.gguf ;; esac
+        case $like/$layout in
+        gpt-oss*/deepseek-v4 | deepseek-v3/gpt-oss* | deepseek-v3/deepseek-v4 | deepseek-v4*/gpt-oss* | kimi*/gpt-oss* | kimi*/deepseek-v4)
+            # shellcheck disable=SC2086
+            expect 1 synth $small --layout $layout "$made"
+            says "$err" "would lose its activation and router parameters"
+            [ ! -e "$made" ] || die "a refusal left $made"
+            continue
+            ;;
+        esac
+        # shellcheck disable=SC2086
+        expect 0 synth $small --layout $layout "$made" --json
+        json like=$like layout=$layout layers=2 reused=false
+        # shellcheck disable=SC2086
+        expect 0 synth $small --layout $layout "$made" --json
+        json reused=true
+        expect 0 run "$made" --layer 1 --tokens 9 --output "$work/other.safetensors"
+        "$helpers/same_tensors" "$work/own.safetensors" "$work/other.safetensors" || die "$like in $layout runs otherwise"
+    done
+done
+for layout in "deepseek-v3 compressed-tensors mxfp4-pack-quantized" "deepseek-v4-flash DeepSeek-V4 released"; do
+    expect 0 inspect "$work/own_${layout%% *}" --json
+    json "layout=${layout#* }"
+done
+
+# Layers that choose by token id, in tensors and in GGUF.
+for layout in deepseek-v4 gguf; do
+    expect 0 synth --like deepseek-v4-flash --hidden 64 --intermediate 32 --experts 8 --layers 2 --hash-layers 1 \
+        --layout $layout "$work/t.gguf"
+    expect 0 run "$work/t.gguf" --layer 1 --tokens 3 --check
+    expect 0 inspect "$work/t.gguf"
+    says "$out" "hash"
+    rm -r "$work/t.gguf"
+done
+expect 2 synth --like kimi-k3 --hash-layers 1 "$work/x"
+says "$err" "at most 0 can"
+expect 2 synth --like kimi-k3 --experts 8 "$work/x"
+says "$err" "a token takes 16"
+expect 2 synth --like deepseek-v3 --experts 12 "$work/x"
+says "$err" "multiple of 8 groups"
+
+# In several files, with an index or as parts.
+expect 0 synth --hidden 64 --intermediate 32 --experts 8 --layers 3 --shard-bytes 10000 "$work/shards"
+[ -e "$work/shards/model.safetensors.index.json" ] || die "no index"
+expect 0 run "$work/shards" --layer 2 --tokens 3 --check
+expect 0 synth --hidden 64 --intermediate 32 --experts 8 --layers 3 --layout gguf --shard-bytes 10000 "$work/parts.gguf"
+expect 0 run "$work/parts-00002-of-00003.gguf" --layer 2 --tokens 3 --check
+
 # The router's loads fall off: the busiest of 32 experts has several times the load of the laziest.
 expect 0 synth --hidden 128 --intermediate 32 "$work/wide"
 expect 0 run "$work/wide" --tokens 2048 --repeat 1 --json

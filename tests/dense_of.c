@@ -1,8 +1,9 @@
-/* dense_of SRC OUT stacked|apart BF16|F16|F32: the layers of a gpt-oss checkpoint unquantised, in
+/* dense_of SRC OUT stacked|apart|apart_with_biases BF16|F16|F32: the layers of a gpt-oss checkpoint unquantised, in
  * OUT/model.safetensors.
  *
  * stacked  as transformers saves gpt-oss: gate_up_proj [E, H, 2I], down_proj [E, I, H], biases and router copied
- * apart    as Qwen3 MoE: experts.N.{gate,up,down}_proj.weight [rows, K] and gate.weight, which is the router's */
+ * apart    as Qwen3 MoE: experts.N.{gate,up,down}_proj.weight [rows, K] and gate.weight, which is the router's
+ * apart_with_biases  the same of gpt-oss: each with a .bias; the router under its own names */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +88,19 @@ static void add_stacked(moe4_layer_reader *reader, int layer, const char *dtype)
     add(name, dtype, 3, (int64_t[]){E, I, H}, down);
 }
 
-static void add_apart(moe4_layer_reader *reader, int layer, const char *dtype)
+/* Biases first, first + step, ... of a matrix. */
+static void add_bias(const moe4_matrix *matrix, int layer, int32_t e, const char *word, int64_t first, int64_t step,
+                     int64_t rows)
+{
+    char name[128];
+    uint16_t *bias = malloc((size_t)rows * sizeof *bias);
+    must(matrix->bias && matrix->bias_dtype == MOE4_DTYPE_BF16, "bias");
+    for (int64_t r = 0; r < rows; r++) bias[r] = ((const uint16_t *)matrix->bias)[first + r * step];
+    snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s_proj.bias", layer, e, word);
+    add(name, "BF16", 1, &rows, bias);
+}
+
+static void add_apart(moe4_layer_reader *reader, int layer, const char *dtype, int has_biases)
 {
     static const char *const words[] = {"gate", "up", "down"};
     const moe4_layer_config *config = moe4_layer_reader_config(reader);
@@ -103,6 +116,8 @@ static void add_apart(moe4_layer_reader *reader, int layer, const char *dtype)
                 fill(weight, dtype, &expert.down, I, 0, 1, H, 0);
             snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s_proj.weight", layer, e, words[p]);
             add(name, dtype, 2, (int64_t[]){p < 2 ? I : H, p < 2 ? H : I}, weight);
+            if (has_biases && p < 2) add_bias(&expert.gate_up, layer, e, words[p], p, 2, I);
+            if (has_biases && p == 2) add_bias(&expert.down, layer, e, words[p], 0, 1, H);
         }
     }
 }
@@ -125,7 +140,7 @@ int main(int argc, char **argv)
 {
     moe4_checkpoint *checkpoint;
     if (argc != 5) return 2;
-    int is_stacked = !strcmp(argv[3], "stacked");
+    int is_stacked = !strcmp(argv[3], "stacked"), has_biases = !strcmp(argv[3], "apart_with_biases");
     must(!moe4_context_create(NULL, &context), "context");
     must(!moe4_checkpoint_open(context, argv[1], &checkpoint), argv[1]);
     const moe4_tensors *source = moe4_checkpoint_tensors(checkpoint);
@@ -136,11 +151,12 @@ int main(int argc, char **argv)
             add_stacked(reader, layer, argv[4]);
             copy(source, layer, "experts.gate_up_proj_bias", "experts.gate_up_proj_bias");
             copy(source, layer, "experts.down_proj_bias", "experts.down_proj_bias");
-            copy(source, layer, "router.bias", "router.bias");
         } else {
-            add_apart(reader, layer, argv[4]);
+            add_apart(reader, layer, argv[4], has_biases);
         }
-        copy(source, layer, "router.weight", is_stacked ? "router.weight" : "gate.weight");
+        int is_gpt_oss = is_stacked || has_biases;
+        if (is_gpt_oss) copy(source, layer, "router.bias", "router.bias");
+        copy(source, layer, "router.weight", is_gpt_oss ? "router.weight" : "gate.weight");
         moe4_layer_reader_close(reader);
     }
     save(argv[2]);

@@ -221,6 +221,44 @@ static void test_local_range(void **state)
     free(file);
 }
 
+/* Config and router without experts: nothing of these is read or held, not even of a layer that lacks them. */
+static void test_skipped_experts(void **state)
+{
+    struct fixture *fixture = *state;
+    moe4_context *context = &fixture->test.context;
+    moe4_tensors *source = open_golden(fixture, SMALL);
+    const struct change change = {"down_proj_blocks", {0}};
+    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
+    moe4_checkpoint *checkpoint;
+    moe4_layer_reader *whole, *reader;
+    moe4_expert expert;
+    copy_config(fixture, SMALL, "{", "{");
+    write_copy(fixture, source, "model.safetensors", 0, 1, &change);
+    checkpoint = open_small(fixture);
+    assert_int_equal(moe4_layer_reader_open(context, checkpoint, 0, NULL, &whole), MOE4_OK);
+    const moe4_layer_config *expected = moe4_layer_reader_config(whole);
+    options.experts = MOE4_EXPERTS_SKIP;
+    moe4_checkpoint *copy;
+    assert_int_equal(moe4_checkpoint_open(context, fixture->scratch.folder, &copy), MOE4_OK);
+    int64_t before = fixture->test.counter.live_bytes;
+    assert_int_equal(moe4_layer_reader_open(context, copy, 0, &options, &reader), MOE4_OK);
+    const moe4_layer_config *config = moe4_layer_reader_config(reader);
+    assert_true(fixture->test.counter.live_bytes - before < 8 * 64 * 2 + 8 * 2 + 8192);
+    assert_int_equal(config->activation, expected->activation);
+    assert_int_equal(config->routing.method, expected->routing.method);
+    assert_memory_equal(config->router.weight, expected->router.weight, 8 * 64 * 2);
+    assert_refused(&fixture->test, moe4_layer_reader_read(context, reader, 0, &expert), MOE4_EINVAL, "skip experts");
+    moe4_layer_reader_close(reader);
+    assert_refused(&fixture->test, moe4_layer_reader_open(context, copy, 1, &options, &reader), MOE4_EINVAL,
+                   "layer 1 is not here");
+    assert_refused(&fixture->test, moe4_layer_reader_open(context, copy, -1, &options, &reader), MOE4_EINVAL,
+                   "layer -1 is not here");
+    moe4_layer_reader_close(whole);
+    moe4_checkpoint_close(copy);
+    moe4_checkpoint_close(checkpoint);
+    moe4_tensors_close(source);
+}
+
 static void test_progress(void **state)
 {
     struct fixture *fixture = *state;
@@ -411,13 +449,21 @@ static void test_load_with_failing_allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FILE_TEST(test_single_file),         FILE_TEST(test_shards),
-        FILE_TEST(test_equivalent_forms),    FILE_TEST(test_config_variants),
-        FILE_TEST(test_part_of_a_model),     FILE_TEST(test_no_layer),
-        FILE_TEST(test_local_range),         FILE_TEST(test_progress),
-        FILE_TEST(test_memory_is_bounded),   FILE_TEST(test_shrinking_file),
-        FILE_TEST(test_failing_allocations), FILE_TEST(test_load),
-        FILE_TEST(test_load_is_refused),     FILE_TEST(test_load_with_failing_allocations),
+        FILE_TEST(test_single_file),
+        FILE_TEST(test_shards),
+        FILE_TEST(test_equivalent_forms),
+        FILE_TEST(test_config_variants),
+        FILE_TEST(test_part_of_a_model),
+        FILE_TEST(test_no_layer),
+        FILE_TEST(test_local_range),
+        FILE_TEST(test_progress),
+        FILE_TEST(test_skipped_experts),
+        FILE_TEST(test_memory_is_bounded),
+        FILE_TEST(test_shrinking_file),
+        FILE_TEST(test_failing_allocations),
+        FILE_TEST(test_load),
+        FILE_TEST(test_load_is_refused),
+        FILE_TEST(test_load_with_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,12 +65,14 @@ typedef enum moe4_gguf_type {
     MOE4_GGUF_F32,
     MOE4_GGUF_BOOL,
     MOE4_GGUF_STRING,
-    MOE4_GGUF_F32_ARRAY
+    MOE4_GGUF_F32_ARRAY,
+    MOE4_GGUF_U16,
+    MOE4_GGUF_I32
 } moe4_gguf_type;
 typedef struct moe4_gguf_value {
     const char *key;
     moe4_gguf_type type;
-    uint32_t u32;      /* U32, BOOL (0 or 1) */
+    uint32_t u32;      /* U32, BOOL (0 or 1), U16, I32 (as unsigned) */
     float f32;
     const char *text;  /* STRING */
     const float *array; /* F32_ARRAY: n_elements */
@@ -98,7 +100,8 @@ typedef struct moe4_checkpoint moe4_checkpoint;
  * layout and lists the MoE layers whose routed experts are MXFP4; reads headers and config only.  What surrounds the
  * routed experts (shared experts, latent projections, attention) is not run, only told apart.
  * A layer none of whose expert tensors is here is not listed: a folder may hold a part of a model.  One that lacks some of
- * its tensors is listed, and refused when it is opened.  MOE4_EUNSUPPORTED, naming it, for whatever cannot be read
+ * its tensors is listed, and refused when it is opened.  Where config.json speaks of no quantisation, experts in bf16, f16 or
+ * f32 are layers in another precision.  MOE4_EUNSUPPORTED, naming it, for whatever cannot be read
  * right. */
 MOE4_API moe4_status moe4_checkpoint_open(moe4_context *context, const char *path, moe4_checkpoint **checkpoint);
 MOE4_API void moe4_checkpoint_close(moe4_checkpoint *checkpoint);
@@ -143,6 +146,12 @@ typedef enum moe4_router_use {
     MOE4_ROUTER_SKIP /* check it only: the config has the types of its tensors, but no pointers */
 } moe4_router_use;
 
+/* Whether a reader reads experts at all. */
+typedef enum moe4_expert_use {
+    MOE4_EXPERTS_READ = 0,
+    MOE4_EXPERTS_SKIP /* config and router only, of a layer in any precision; the order of gate and up is not known */
+} moe4_expert_use;
+
 typedef struct moe4_reader_options {
     size_t size;
     int32_t first_expert; /* the local range; */
@@ -151,8 +160,9 @@ typedef struct moe4_reader_options {
     int (*progress)(void *user, int64_t bytes_done, int64_t bytes_total);
     void *user;
     moe4_router_use router;
+    moe4_expert_use experts;
 } moe4_reader_options;
-#define MOE4_READER_OPTIONS_INIT {sizeof(moe4_reader_options), 0, 0, 0, 0, MOE4_ROUTER_READ}
+#define MOE4_READER_OPTIONS_INIT {sizeof(moe4_reader_options), 0, 0, 0, 0, MOE4_ROUTER_READ, MOE4_EXPERTS_READ}
 
 /* Prepares to read model layer `layer_number`: checks every tensor of its local experts against the config and reads the
  * router.
@@ -165,7 +175,7 @@ MOE4_API void moe4_layer_reader_close(moe4_layer_reader *reader);
 /* The layer's config; its pointers live as long as the reader. */
 MOE4_API const moe4_layer_config *moe4_layer_reader_config(const moe4_layer_reader *reader);
 
-/* Reads one local expert, in any order and any number of times; the pointers are valid until the next read. */
+/* Reads one local expert (not with MOE4_EXPERTS_SKIP), in any order and any number of times; the pointers are valid until the next read. */
 MOE4_API moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
                                             moe4_expert *expert);
 

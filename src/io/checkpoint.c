@@ -55,14 +55,25 @@ enum { LAYER_SEEN = 1, LAYER_MXFP4 = 2, LAYER_OTHER = 4 };
 
 /* The spelling of the first tensor that is an expert's by any.  Gate and up tell more than down does: spellings may
  * share the name of the latter. */
-static void find_spelling(moe4_checkpoint *checkpoint)
+static int find_spelling(moe4_checkpoint *checkpoint)
 {
     checkpoint->spelling = spelling_first(checkpoint->family);
     for (int32_t matrix = 0; matrix < N_MATRICES; matrix++)
         for (int64_t i = 0; i < moe4_tensors_count(checkpoint->tensors); i++) {
             const moe4_tensor *tensor = moe4_tensors_get(checkpoint->tensors, i);
-            if (spelling_find(checkpoint->family, tensor->name, matrix, &checkpoint->spelling)) return;
+            if (spelling_find(checkpoint->family, tensor->name, matrix, &checkpoint->spelling)) return 1;
         }
+    return 0;
+}
+
+/* The family and spelling of the tensors; where none is an expert's, the first there is. */
+static void settle_spelling(moe4_checkpoint *checkpoint)
+{
+    const struct family *first = checkpoint->family;
+    for (; checkpoint->family; checkpoint->family = checkpoint->family->or_else)
+        if (find_spelling(checkpoint)) return;
+    checkpoint->family = first;
+    checkpoint->spelling = spelling_first(first);
 }
 
 /* The names that stacked, dequantised gpt-oss weights have. */
@@ -90,13 +101,28 @@ static moe4_status refuse_tensor(moe4_context *context, const struct family *fam
                         show_type(tensor->dtype, tensor->rank, tensor->shape).text);
 }
 
+/* A config that speaks of no quantisation, beside a tensor that only makes sense with one. */
+static moe4_status refuse_silence(moe4_context *context, const moe4_tensor *tensor)
+{
+    return context_fail(context, MOE4_EUNSUPPORTED,
+                        "%s: tensor \"%s\" is %s, but in config.json quantization_config.quant_method is missing",
+                        show_file(tensor->file).text, show_name(tensor->name).text,
+                        show_type(tensor->dtype, tensor->rank, tensor->shape).text);
+}
+
+static int is_float_dtype(const char *dtype)
+{
+    return strcmp(dtype, "BF16") == 0 || strcmp(dtype, "F16") == 0 || strcmp(dtype, "F32") == 0;
+}
+
 /* What an expert tensor says of its layer. */
 static int32_t layer_mark(const moe4_tensor *tensor, enum piece piece)
 {
     switch (piece) {
     case PIECE_CODES: return is_code_dtype(tensor->dtype) ? LAYER_MXFP4 : LAYER_OTHER;
     case PIECE_BLOCKS: return strcmp(tensor->dtype, "MXFP4") == 0 ? LAYER_MXFP4 : LAYER_OTHER;
-    case PIECE_UNQUANTISED: return LAYER_OTHER;
+    case PIECE_UNQUANTISED:
+    case PIECE_DENSE: return LAYER_OTHER;
     default: return LAYER_SEEN;
     }
 }
@@ -145,6 +171,9 @@ static moe4_status mark_layer(moe4_context *context, moe4_checkpoint *checkpoint
     int32_t E = checkpoint->model.layer.n_experts;
     if (!spelling_parse(checkpoint->family, &checkpoint->spelling, checkpoint->model.n_layers, tensor->name, &place))
         return MOE4_OK;
+    if (family_is_dense(checkpoint->family) &&
+        (!place.suffix || (place.suffix->piece == PIECE_DENSE && !is_float_dtype(tensor->dtype))))
+        return refuse_silence(context, tensor);
     if (!place.suffix || place.suffix->piece == PIECE_REFUSED)
         return refuse_tensor(context, checkpoint->family, tensor, place.suffix);
     if (place.layer_number >= checkpoint->n_all)
@@ -166,7 +195,7 @@ static moe4_status list_layers(moe4_context *context, moe4_checkpoint *checkpoin
     size_t bytes = (size_t)checkpoint->n_all * sizeof *checkpoint->layers;
     checkpoint->layers = memory_allocate_zeroed(&checkpoint->allocator, bytes);
     if (!checkpoint->layers) return context_fail_memory(context, "a list of layers", bytes);
-    find_spelling(checkpoint);
+    settle_spelling(checkpoint);
     for (int64_t i = 0; i < moe4_tensors_count(checkpoint->tensors); i++) {
         moe4_status status = mark_layer(context, checkpoint, moe4_tensors_get(checkpoint->tensors, i));
         if (status != MOE4_OK) return status;

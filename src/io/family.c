@@ -11,6 +11,7 @@ static const struct family *const families[] = {
     &family_gguf,
     &family_openai,
     &family_mlx,
+    &family_dense,
     &family_modelopt_stacked,
     &family_modelopt,
     &family_gpt_oss,

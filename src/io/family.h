@@ -72,6 +72,7 @@ enum piece {
     PIECE_BLOCKS,      /* codes and scales in one, as GGUF has them */
     PIECE_IGNORED,     /* makes no difference to what we compute */
     PIECE_UNQUANTISED, /* weights in another format: the layer is not ours */
+    PIECE_DENSE,       /* the same, where the config speaks of no quantisation: must be floats */
     PIECE_REFUSED      /* changes the weights in a way that is not supported */
 };
 
@@ -85,6 +86,8 @@ enum storage { STORED_STACKED, STORED_APART }; /* all experts in one tensor, or 
 struct family {
     const char *layout;
     const char *quant_method; /* quantization_config's word; NULL = told by recognise alone */
+
+    const struct family *or_else; /* tried when no tensor is called as here; NULL = none */
 
     /* Whether a config is of this layout; NULL = quant_method alone tells. */
     int (*recognise)(const struct config *config);
@@ -104,7 +107,7 @@ struct family {
 };
 
 extern const struct family family_gpt_oss, family_openai, family_compressed_tensors, family_deepseek_v4, family_quark,
-    family_modelopt, family_modelopt_stacked, family_mlx, family_gguf;
+    family_modelopt, family_modelopt_stacked, family_mlx, family_dense, family_gguf;
 extern const struct projections projections_proj, projections_w;
 
 /* The layout of a config; MOE4_EUNSUPPORTED for one that none reads. */
@@ -148,6 +151,9 @@ int spelling_parse(const struct family *family, const struct spelling *spelling,
 /* Whether a name is that of an expert tensor of a matrix by some spelling of the family, which is then *spelling. */
 int spelling_find(const struct family *family, const char *name, int32_t matrix, struct spelling *spelling);
 
+/* Whether it is one of checkpoints without a quantisation (dense.c). */
+int family_is_dense(const struct family *family);
+
 /* The first word of each list. */
 struct spelling spelling_first(const struct family *family);
 
@@ -184,6 +190,7 @@ struct plan {
     const struct family *family;
     const struct spelling *spelling;
     const struct model *model;
+    moe4_expert_use experts;
     int32_t layer_number;
     int32_t first_expert, n_local;
     /* Planned: */

@@ -81,12 +81,14 @@ static void add_text(struct text *text, const char *string)
 
 static void add_value(struct text *text, const moe4_gguf_value *value)
 {
-    enum { ID_U32 = 4, ID_F32 = 6, ID_BOOL = 7, ID_STRING = 8, ID_ARRAY = 9 };
-    static const uint32_t ids[] = {ID_U32, ID_F32, ID_BOOL, ID_STRING, ID_ARRAY};
+    enum { ID_U16 = 2, ID_U32 = 4, ID_I32 = 5, ID_F32 = 6, ID_BOOL = 7, ID_STRING = 8, ID_ARRAY = 9 };
+    static const uint32_t ids[] = {ID_U32, ID_F32, ID_BOOL, ID_STRING, ID_ARRAY, ID_U16, ID_I32};
     add_text(text, value->key);
     add_number(text, ids[value->type], 4);
     switch (value->type) {
-    case MOE4_GGUF_U32: add_number(text, value->u32, 4); break;
+    case MOE4_GGUF_U32:
+    case MOE4_GGUF_I32: add_number(text, value->u32, 4); break;
+    case MOE4_GGUF_U16: add_number(text, value->u32, 2); break;
     case MOE4_GGUF_F32: add_float(text, value->f32); break;
     case MOE4_GGUF_BOOL: add_number(text, value->u32, 1); break;
     case MOE4_GGUF_STRING: add_text(text, value->text); break;
@@ -129,7 +131,7 @@ static moe4_status check_values(moe4_context *context, const char *path, const m
         status = writer_check_text(context, path, "metadata key", value->key);
         if (status == MOE4_OK && value->type == MOE4_GGUF_STRING)
             status = writer_check_text(context, path, "metadata value", value->text);
-        if (status == MOE4_OK && ((unsigned)value->type > MOE4_GGUF_F32_ARRAY ||
+        if (status == MOE4_OK && ((unsigned)value->type > MOE4_GGUF_I32 ||
                                   (value->type == MOE4_GGUF_F32_ARRAY && value->n_elements && !value->array)))
             status = context_fail(context, MOE4_EINVAL, "%s: metadata \"%s\": type %d without a value",
                                   show_file(path).text, show_name(value->key).text, (int)value->type);

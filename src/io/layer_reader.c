@@ -13,8 +13,10 @@
 
 enum { PART_ALIGNMENT = 64 };
 
-static moe4_status check_layer(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t layer_number)
+static moe4_status check_layer(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t layer_number,
+                               moe4_expert_use experts)
 {
+    if (experts == MOE4_EXPERTS_SKIP && layer_number >= 0 && layer_number < checkpoint->n_all) return MOE4_OK;
     for (int32_t i = 0; i < checkpoint->n_layers; i++)
         if (checkpoint->layers[i] == layer_number) return MOE4_OK;
     if (!checkpoint->n_layers)
@@ -49,6 +51,7 @@ static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, 
         .family = checkpoint->family,
         .spelling = &checkpoint->spelling,
         .model = &checkpoint->model,
+        .experts = reader->options.experts,
         .layer_number = layer_number,
         .first_expert = reader->options.first_expert,
         .n_local = reader->options.n_experts,
@@ -63,6 +66,7 @@ static moe4_status plan_layer(moe4_context *context, moe4_layer_reader *reader, 
 /* Memory for one expert, every part aligned. */
 static moe4_status allocate_buffer(moe4_context *context, moe4_layer_reader *reader)
 {
+    if (reader->options.experts == MOE4_EXPERTS_SKIP) return MOE4_OK;
     for (int m = 0; m < N_MATRICES; m++)
         for (int p = 0; p < N_PARTS; p++) {
             reader->part_at[m][p] = reader->buffer_bytes;
@@ -134,12 +138,12 @@ moe4_status moe4_layer_reader_open(moe4_context *context, const moe4_checkpoint 
     if (status != MOE4_OK) return status;
     *result = NULL;
     status = check_argument(context, "checkpoint", checkpoint);
-    if (status == MOE4_OK) status = check_layer(context, checkpoint, layer_number);
     if (status != MOE4_OK) return status;
     moe4_layer_reader *reader = memory_allocate_zeroed(&context->allocator, sizeof *reader);
     if (!reader) return context_fail_memory(context, "a layer reader", sizeof *reader);
     reader->allocator = context->allocator;
     status = adopt_struct(context, "options", given ? given : &defaults, &reader->options, sizeof reader->options);
+    if (status == MOE4_OK) status = check_layer(context, checkpoint, layer_number, reader->options.experts);
     if (status == MOE4_OK) status = check_range(context, checkpoint->model.layer.n_experts, &reader->options);
     if (status == MOE4_OK) status = plan_layer(context, reader, checkpoint, layer_number);
     if (status == MOE4_OK) status = check_config(context, reader);
@@ -241,6 +245,9 @@ moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *rea
     if (status == MOE4_OK) status = check_argument(context, "expert", expert);
     if (status != MOE4_OK) return status;
     const struct plan *plan = &reader->plan;
+    if (reader->options.experts == MOE4_EXPERTS_SKIP)
+        return context_fail(context, MOE4_EINVAL, "local expert %" PRId32 ": the reader was told to skip experts",
+                            local_expert);
     if (local_expert < 0 || local_expert >= plan->n_local)
         return context_fail(context, MOE4_EINVAL, "local expert %" PRId32 ", expected 0 to %" PRId32, local_expert,
                             plan->n_local - 1);

@@ -265,8 +265,10 @@ moe4_status plan_fill(moe4_context *context, struct plan *plan)
         plan->config.limit = (moe4_param){limit > 0.0f ? MOE4_SAME : MOE4_ABSENT, limit, NULL};
     }
     moe4_status status = plan_router(context, plan);
-    if (status == MOE4_OK) status = allocate_slices(context, plan);
-    if (status == MOE4_OK) status = plan_experts(context, plan);
+    if (status == MOE4_OK && plan->experts == MOE4_EXPERTS_READ) {
+        status = allocate_slices(context, plan);
+        if (status == MOE4_OK) status = plan_experts(context, plan);
+    }
     settle_method(plan);
     return status;
 }
