@@ -13,7 +13,6 @@
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/layout.h"
-#include "cpu/tame.h"
 #include "fixture.h"
 #include "panel.h"
 #include "ref.h"
@@ -183,95 +182,6 @@ static void test_nonfinite_x(void **state)
         }
 }
 
-/* ---- Many tiles ---- */
-
-/* Tokens of the tiles of a call of gemm_tiles: every number that a kernel likes. */
-static int32_t tile_sizes(const struct kernel *kernel, int32_t sizes[2 * TILE_TOKENS])
-{
-    int32_t n = 0;
-    for (int32_t i = 0; i < 2 * kernel->tile_tokens; i++) sizes[n++] = (i * 5 + 2) % kernel->tile_tokens + 1;
-    return n;
-}
-
-/* x between the moderate extremes, of either sign.  Every other token has but a pair a block, of almost opposite values
- * as small as can be: where the pair's weights are equal, and their scale is the least, only the last bit of their
- * product is left, the smallest normal number. */
-static uint16_t moderate_x(struct random *random, int64_t t, int64_t k)
-{
-    const uint16_t sign = (uint16_t)(random_below(random, 2) << 15), odd = k % 2 ? 0x8000 : 0;
-    const uint64_t span = MODERATE_MAX_BF16 - MODERATE_MIN_BF16 + 1;
-    if (t % 2 == 0) return (uint16_t)((MODERATE_MIN_BF16 + random_below(random, span)) | sign);
-    if (k / 2 % 16 != t) return sign; /* zero */
-    return (uint16_t)((MODERATE_MIN_BF16 + random_below(random, 3)) | odd);
-}
-
-/* A panel whose scales are all moderate, half of them the least, and such x. */
-static struct problem moderate_problem(int64_t K, int32_t n_tokens)
-{
-    struct problem p = problem_create(WEIGHTS_ORDINARY, K, n_tokens);
-    struct random random = {(uint64_t)K};
-    uint8_t *panel = (uint8_t *)p.panel;
-    for (int64_t b = 0; b < K / 32; b++)
-        for (int r = 0; r < PANEL_ROWS; r++) {
-            uint64_t more =
-                random_below(&random, 2) * random_below(&random, SCALE_MODERATE_MAX - SCALE_MODERATE_MIN + 1);
-            panel[b * PANEL_BLOCK_BYTES + r] = (uint8_t)(SCALE_MODERATE_MIN + more);
-        }
-    for (int64_t i = 0; i < n_tokens * K; i++) p.x[i] = moderate_x(&random, i / K % 32, i % K);
-    return p;
-}
-
-/* Runs gemm_tiles on a problem; sums [n_tokens][64]. */
-static int run_tiles(const struct kernel *kernel, struct problem *p, const int32_t *sizes, int32_t n, float *sums)
-{
-    struct gemm_operand operands[2 * TILE_TOKENS];
-    for (int32_t i = 0, first = 0; i < n; first += sizes[i++])
-        operands[i] = (struct gemm_operand){problem_pack(p, first, sizes[i]), sizes[i]};
-    return kernel->gemm_tiles(p->panel, p->K / 32, operands, n, sums);
-}
-
-static void test_many_tiles(void **state)
-{
-    (void)state;
-    static const int64_t K_of[] = {32, 96, 960, 992, 2880};
-    int32_t sizes[2 * TILE_TOKENS], n_tested = 0;
-    for (int32_t k = 0; k < n_kernels; k++)
-        for (size_t j = 0; kernels[k]->gemm_tiles && j < sizeof K_of / sizeof *K_of; j++) {
-            int32_t n = tile_sizes(kernels[k], sizes), n_tokens = 0;
-            for (int32_t i = 0; i < n; i++) n_tokens += sizes[i];
-            struct problem p = moderate_problem(K_of[j], n_tokens);
-            float *sums = buffers_allocate(&p.buffers, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
-            assert_true(run_tiles(kernels[k], &p, sizes, n, sums));
-            for (int32_t i = 0, first = 0; i < n; first += sizes[i++])
-                assert_memory_equal(sums + first * PANEL_ROWS, problem_run(kernels[k], &p, first, sizes[i]),
-                                    (size_t)sizes[i] * PANEL_ROWS * sizeof *sums);
-            problem_release(&p);
-            n_tested++;
-        }
-#if defined(__x86_64__)
-    assert_true(n_tested > 0 || n_kernels == 1);
-#endif
-}
-
-/* A scale beyond what is moderate, anywhere: refused. */
-static void test_many_tiles_refuse(void **state)
-{
-    (void)state;
-    enum { K = 992, N = 5 };
-    const int32_t sizes[N] = {1, 1, 1, 1, 1};
-    float sums[N * PANEL_ROWS] __attribute__((aligned(64)));
-    struct problem p = moderate_problem(K, N);
-    uint8_t *panel = (uint8_t *)p.panel;
-    for (int32_t k = 0; k < n_kernels; k++)
-        for (int i = 0; kernels[k]->gemm_tiles && i < K / 32 * PANEL_ROWS; i += 37) {
-            uint8_t *scale = panel + i / PANEL_ROWS * PANEL_BLOCK_BYTES + i % PANEL_ROWS, kept = *scale;
-            *scale = i % 2 ? SCALE_MODERATE_MAX + 1 : SCALE_MODERATE_MIN - 1;
-            assert_false(run_tiles(kernels[k], &p, sizes, N, sums));
-            *scale = kept;
-        }
-    problem_release(&p);
-}
-
 static void test_table(void **state)
 {
     (void)state;
@@ -308,22 +218,12 @@ static void check_row_loops(const struct row_kernels *loops, int64_t n)
         value += (double)x[i] * w[i];
         magnitude += fabs((double)x[i] * w[i]);
     }
-    assert_int_equal(loops->smallest(z, 0), 0xFFFF);
     float dot = loops->dot(x, w, n);
     assert_true(same_bits(dot, rows_c.dot(x, w, n)));
     assert_true(fabs((double)dot - value) <= ref_gemm_bound(n, 1, 0x1p-24, magnitude, 0));
     float *sum = buffers_copy(&buffers, x, bytes);
     loops->combine(sum, z, w[0], n);
     for (int64_t i = 0; i < n; i++) assert_true(same_bits(sum[i], fmaf(w[0], (float)ref_bf16(z[i]), x[i])));
-    uint16_t largest = 0, smallest = 0xFFFF;
-    for (int64_t i = 0; i < n; i++) {
-        if (i % 3 == 1) z[i] &= 0x8000;
-        uint16_t bits = z[i] & 0x7FFF;
-        if (bits > largest) largest = bits;
-        if (bits && bits < smallest) smallest = bits;
-    }
-    assert_int_equal(loops->largest(z, n), largest);
-    assert_int_equal(loops->smallest(z, n), smallest);
     buffers_release(&buffers);
 }
 
@@ -346,8 +246,6 @@ int main(void)
         cmocka_unit_test(test_one_hot_weights),
         cmocka_unit_test(test_all_scales_and_codes),
         cmocka_unit_test(test_nonfinite_x),
-        cmocka_unit_test(test_many_tiles),
-        cmocka_unit_test(test_many_tiles_refuse),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_row_loops),
     };

@@ -64,22 +64,33 @@ static float block_bfmmla(const float *x, const float *w)
     return sum;
 }
 
+static float add_by_fma(float sum, float block, float scale)
+{
+    return fmaf(block, scale, sum);
+}
+
+static float add_scaled(float sum, float block, float scale)
+{
+    return sum + block * scale;
+}
+
 static const struct order {
     const char *name;
     block_sum *block; /* NULL = one chain over all k of products with scaled weights */
+    float (*add)(float sum, float block, float scale);
 } orders[] = {
-    {"f32 chain over k: multiply, add", NULL},
-    {"blocks of fma over k, scaled by fma", block_fma},
-    {"blocks of vdpbf16ps, scaled by fma", block_vdpbf16ps},
-    {"blocks of tdpbf16ps, scaled by fma", block_tdpbf16ps},
-    {"blocks of bfmmla, scaled by fma", block_bfmmla},
+    {"f32 chain over k: multiply, add", NULL, NULL},
+    {"blocks of fma over k, scaled by fma", block_fma, add_by_fma},
+    {"blocks of vdpbf16ps, scaled, added", block_vdpbf16ps, add_scaled},
+    {"blocks of tdpbf16ps, scaled by fma", block_tdpbf16ps, add_by_fma},
+    {"blocks of bfmmla, scaled by fma", block_bfmmla, add_by_fma},
 };
 
 static float sum_in_order(const struct order *order, const float *x, const float *w, const float *scales, int64_t K)
 {
     float sum = 0;
     for (int64_t k = 0; order->block && k < K; k += BLOCK_SIZE)
-        sum = fmaf(order->block(x + k, w + k), scales[k / BLOCK_SIZE], sum);
+        sum = order->add(sum, order->block(x + k, w + k), scales[k / BLOCK_SIZE]);
     for (int64_t k = 0; !order->block && k < K; k++) sum += x[k] * (w[k] * scales[k / BLOCK_SIZE]);
     return sum;
 }

@@ -1,5 +1,4 @@
-/* Activations so large that a block of unscaled products overflows, and so small that it vanishes: kernels treat such
- * rows apart (cpu/tame.h). */
+/* Activations so large that a block of unscaled products overflows: kernels divide such a row first (cpu/tame.h). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
@@ -93,76 +92,8 @@ static void test_tiny_rows(void **state)
         }
 }
 
-enum { SIDE = 64, MANY = 60 };
-
-/* Token t of a finished call, all of whose tokens choose one expert, in a call of its own. */
-static struct call run_alone(struct buffers *buffers, moe4_context *context, const moe4_layer *layer,
-                             const struct call *call, int64_t t)
-{
-    struct call_plan plan = call->plan;
-    plan.n_tokens = 1;
-    struct call alone = call_create(buffers, call->config, &plan);
-    memcpy((void *)alone.batch.x, (const uint16_t *)call->batch.x + t * SIDE, SIDE * sizeof(uint16_t));
-    memcpy((void *)alone.topk.weights, (const float *)call->topk.weights + t, sizeof(float));
-    call_must_run(buffers, context, layer, &alone);
-    return alone;
-}
-
-/* Many rows of an expert meet weights that are scaled already, but for tiles with a row to which that makes a
- * difference: row 17, whose x is given.  Every row's bits are those that it has alone.
- *
- * Weights are 1, times 2^-32 but for the first two rows of up, and -1 in the second of these. */
-static void check_many_rows(moe4_isa isa, const double x[SIDE])
-{
-    struct buffers buffers = {BUFFERS_PLAIN, NULL};
-    uint8_t up_codes[SIDE * SIDE / 2], up_scales[SIDE * SIDE / 32], codes[SIDE * SIDE / 2], scales[SIDE * SIDE / 32];
-    memset(codes, 0x22, sizeof codes);
-    memset(up_codes, 0x22, sizeof up_codes);
-    memset(up_codes + SIDE / 2, 0xAA, SIDE / 2);
-    memset(scales, 95, sizeof scales);
-    memset(up_scales, 95, sizeof up_scales);
-    memset(up_scales, 127, 2 * SIDE / 32);
-    const moe4_expert expert = {{up_codes, up_scales, 0, 0, NULL, MOE4_DTYPE_NONE},
-                                {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE}};
-    moe4_layer_config config = layer_config(SIDE, SIDE, 1, 1);
-    config.activation = MOE4_ACTIVATION_IDENTITY;
-    config.gate_up = MOE4_GATE_UP_NONE;
-    config.alpha = config.beta = config.limit = (moe4_param)MOE4_PARAM_INIT;
-    moe4_context *context = context_open(isa, 1);
-    moe4_layer *layer = layer_open(context, &config, &expert);
-    struct call_plan plan = {
-        .n_tokens = MANY, .top_k = 1, .routing = ROUTE_IDS_F32, .ids = IDS_ONE, .y_dtype = MOE4_DTYPE_F32, .seed = 24};
-    struct call call = call_create(&buffers, &config, &plan);
-    for (int64_t k = 0; k < SIDE; k++) store_value((void *)call.batch.x, MOE4_DTYPE_BF16, 17 * SIDE + k, x[k]);
-    call_must_run(&buffers, context, layer, &call);
-    call.label = "many rows";
-    call_check(&call, &expert, isa, MANY);
-    for (int64_t t = 0; t < MANY; t++) {
-        struct call alone = run_alone(&buffers, context, layer, &call, t);
-        call_compare_tokens(&call, t, &alone, 0);
-    }
-    moe4_layer_destroy(layer);
-    moe4_context_destroy(context);
-    buffers_release(&buffers);
-}
-
-static void test_many_rows(void **state)
-{
-    (void)state;
-    moe4_isa levels[MAX_LEVELS];
-    int32_t n = isa_levels(levels);
-    double tiny_x[SIDE] = {0x1p-60, -0x1p-60}, tiny_intermediate[SIDE]; /* once the two large ones have cancelled */
-    for (int k = 2; k < SIDE; k++) tiny_x[k] = 0x1p-95;
-    for (int k = 0; k < SIDE; k++) tiny_intermediate[k] = 0x1p-69; /* a sum of 2^-63 */
-    for (int32_t i = 0; i < n; i++) {
-        check_many_rows(levels[i], tiny_x);
-        check_many_rows(levels[i], tiny_intermediate);
-    }
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_huge_rows), cmocka_unit_test(test_tiny_rows),
-                                       cmocka_unit_test(test_many_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_huge_rows), cmocka_unit_test(test_tiny_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,9 +20,7 @@
 struct tile {
     int32_t first_row; /* in the chunk */
     int32_t n_rows;
-    int64_t output_row;    /* of its first row in the optional outputs */
-    int32_t x_is_moderate; /* so that gemm_tiles may take it (tame.h) */
-    _Atomic int32_t intermediate_is_moderate;
+    int64_t output_row; /* of its first row in the optional outputs */
 };
 
 /* An expert that some token of the chunk chose. */

@@ -39,10 +39,8 @@ enum {
     PANEL_BLOCK_BYTES = 17 * LINE_BYTES,
     GATED_PANEL_COLUMNS = 32, /* columns of I that a gated panel yields */
     TILE_TOKENS = 12,         /* routed rows of a token tile */
-    SCALE_FAST_MIN = 1,      /* E8M0 bytes that are normal f32 numbers and overflow with no code, nor with the sum of */
-    SCALE_FAST_MAX = 240,    /* a block of codes times int8 */
-    SCALE_MODERATE_MIN = 95, /* those of kernels that scale weights: 2^-32 */
-    SCALE_MODERATE_MAX = 143 /* .. 2^16 */
+    SCALE_FAST_MIN = 1,  /* E8M0 bytes that are normal f32 numbers and overflow with no code, nor with the sum of */
+    SCALE_FAST_MAX = 240 /* a block of codes times int8 */
 };
 
 /* The three places where a panel's rows come from. */

@@ -70,7 +70,7 @@ static float fp8_row_scale(const struct forward *f, int64_t slot)
 }
 
 /* One row of a tile; returns what its sums must be multiplied by. */
-static float gather_row(const struct forward *f, struct tile *tile, int32_t row)
+static float gather_row(const struct forward *f, const struct tile *tile, int32_t row)
 {
     const struct row_kernels *rows = f->prepared->rows;
     const int64_t H = f->layer->H, slot = f->slot_of_row[tile->first_row + row];
@@ -86,14 +86,13 @@ static float gather_row(const struct forward *f, struct tile *tile, int32_t row)
         if (is_fp8 && f->call->batch->x_dtype != MOE4_DTYPE_F8_E4M3) rows->quantize_fp8(run, n, scale, codes);
         uint16_t largest_of_run = rows->largest(run, n);
         if (largest_of_run > largest) largest = largest_of_run;
-        if (!tame_is_moderate(rows->smallest(run, n), largest)) tile->x_is_moderate = 0;
         for (int64_t pair = 0; !alone && pair < n / 2; pair++)
             memcpy(packed + ((k / 2 + pair) * tile->n_rows + row) * 2, run + 2 * pair, 4);
     }
     return is_fp8 ? scale : tame_row(packed, tile->n_rows, row, H, largest);
 }
 
-static void gather_tile(const struct forward *f, struct tile *tile)
+static void gather_tile(const struct forward *f, const struct tile *tile)
 {
     for (int32_t row = 0; row < tile->n_rows; row++) f->x_factor[tile->first_row + row] = gather_row(f, tile, row);
 }

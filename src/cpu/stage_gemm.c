@@ -10,10 +10,7 @@
 #include "cpu/pool.h"
 #include "cpu/tame.h"
 
-enum {
-    READING_ROWS = 4, /* routed rows whose arithmetic takes as long as reading a panel, roughly */
-    BATCH_ROWS = 96   /* rows of the tiles that take a panel together */
-};
+enum { READING_ROWS = 4 }; /* routed rows whose arithmetic takes as long as reading a panel, roughly */
 
 static const struct kernel *expert_kernel(const struct forward *f, int32_t l)
 {
@@ -28,52 +25,6 @@ static int64_t largest_claim(const struct forward *f, int64_t n_panels)
     for (int32_t i = 0; i < f->n_active; i++) total += n_panels * (f->active[i].n_rows + READING_ROWS);
     return f->n_active ? total / (f->claim_share * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS))
                        : 0;
-}
-
-/* ---- Products ------------------------------------------------------------------------------------------------- */
-
-/* Tiles of an expert that take a panel together, up to BATCH_ROWS rows of them. */
-struct batch {
-    struct tile *tiles;
-    int32_t n_tiles;
-    int32_t first_row, n_rows;
-};
-
-/* The batch that begins with the expert's first-th tile. */
-static struct batch next_batch(const struct forward *f, const struct active_expert *expert, int32_t first)
-{
-    struct batch batch = {.tiles = &f->tiles[expert->first_tile + first]};
-    batch.first_row = batch.tiles->first_row;
-    while (first + batch.n_tiles < expert->n_tiles && batch.n_rows + batch.tiles[batch.n_tiles].n_rows <= BATCH_ROWS)
-        batch.n_rows += batch.tiles[batch.n_tiles++].n_rows;
-    return batch;
-}
-
-/* Blocks of an expert's panel, and activations to multiply with them. */
-struct product {
-    const uint8_t *weights;
-    int64_t n_blocks;
-    const uint16_t *x; /* every row's, packed by tiles, */
-    int64_t K, k;      /* [K]; from k on */
-    int is_moderate;   /* of the batch */
-};
-
-/* sums [rows of the batch][PANEL_ROWS] */
-static void multiply(const struct forward *f, const struct active_expert *expert, const struct product *product,
-                     const struct batch *batch, float *sums)
-{
-    const struct kernel *kernel = expert_kernel(f, expert->l);
-    struct gemm_operand operands[BATCH_ROWS];
-    for (int32_t i = 0; i < batch->n_tiles; i++) {
-        const struct tile *tile = &batch->tiles[i];
-        operands[i].x = product->x + tile->first_row * product->K + product->k * tile->n_rows;
-        operands[i].n_tokens = tile->n_rows;
-    }
-    if (kernel->gemm_tiles && batch->n_tiles >= kernel->many_tiles && f->tile_tokens <= kernel->tile_tokens &&
-        product->is_moderate && kernel->gemm_tiles(product->weights, product->n_blocks, operands, batch->n_tiles, sums))
-        return;
-    for (int32_t i = 0; i < batch->n_tiles; sums += operands[i++].n_tokens * PANEL_ROWS)
-        kernel->gemm_tile(product->weights, product->n_blocks, operands[i].x, operands[i].n_tokens, sums);
 }
 
 /* ---- gate_up -------------------------------------------------------------------------------------------------- */
@@ -144,7 +95,7 @@ static void finish_int8(const struct forward *f, const struct tile *tile, int64_
 }
 
 /* What becomes of a tile's sums of a panel [n_rows][PANEL_ROWS]. */
-static void gate_up_tile(struct forward *f, const struct active_expert *expert, int64_t panel, struct tile *tile,
+static void gate_up_tile(struct forward *f, const struct active_expert *expert, int64_t panel, const struct tile *tile,
                          const float *sums)
 {
     const struct prepared *prepared = f->prepared;
@@ -167,29 +118,22 @@ static void gate_up_tile(struct forward *f, const struct active_expert *expert, 
         return;
     }
     finish_intermediate(f, tile, first, n, rounded, columns);
-    for (int32_t row = 0; row < tile->n_rows; row++) {
-        uint16_t largest = prepared->rows->largest(rounded + row * columns, columns);
-        if (tame_is_wild(largest)) atomic_store_explicit(&f->has_wild, 1, memory_order_relaxed);
-        if (!tame_is_moderate(prepared->rows->smallest(rounded + row * columns, columns), largest))
-            atomic_store_explicit(&tile->intermediate_is_moderate, 0, memory_order_relaxed);
-    }
+    for (int32_t row = 0; row < tile->n_rows; row++)
+        if (tame_is_wild(prepared->rows->largest(rounded + row * columns, columns)))
+            atomic_store_explicit(&f->has_wild, 1, memory_order_relaxed);
     store_intermediate(f, tile, first, n, rounded, columns);
 }
 
 static void gate_up_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
 {
     const struct packed_matrix *matrix = &f->prepared->gate_up;
-    struct product product = {packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE, f->x, matrix->K, 0, 1};
-    float sums[BATCH_ROWS * PANEL_ROWS] __attribute__((aligned(64)));
-    for (int32_t first = 0; first < expert->n_tiles;) {
-        const struct batch batch = next_batch(f, expert, first);
-        product.is_moderate = 1;
-        for (int32_t i = 0; i < batch.n_tiles; i++) product.is_moderate &= batch.tiles[i].x_is_moderate;
-        multiply(f, expert, &product, &batch, sums);
-        const float *sum = sums;
-        for (int32_t i = 0; i < batch.n_tiles; sum += batch.tiles[i++].n_rows * PANEL_ROWS)
-            gate_up_tile(f, expert, panel, &batch.tiles[i], sum);
-        first += batch.n_tiles;
+    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    for (int32_t i = 0; i < expert->n_tiles; i++) {
+        const struct tile *tile = &f->tiles[expert->first_tile + i];
+        expert_kernel(f, expert->l)
+            ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
+                        f->x + tile->first_row * matrix->K, tile->n_rows, sums);
+        gate_up_tile(f, expert, panel, tile, sums);
     }
 }
 
@@ -268,26 +212,25 @@ static int64_t down_panels_wanted(const struct forward *f)
     return (f->layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS;
 }
 
-/* total [rows of the batch][PANEL_ROWS]: the sums of each group of k, times its factor, added in ascending order. */
-static void down_group(const struct forward *f, const struct active_expert *expert, int64_t panel,
-                       const struct batch *batch, float *total)
+/* total [n_rows][PANEL_ROWS]: a tile's sums of each group of k, times its factor, added in ascending order. */
+static void down_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
+                      int64_t panel, float *total)
 {
     const struct packed_matrix *matrix = &f->prepared->down;
     const uint8_t *weights = packed_panel(matrix, expert->l, panel);
-    float sums[BATCH_ROWS * PANEL_ROWS] __attribute__((aligned(64)));
-    int is_moderate = 1;
-    for (int32_t i = 0; i < batch->n_tiles; i++)
-        is_moderate &= atomic_load_explicit(&batch->tiles[i].intermediate_is_moderate, memory_order_relaxed);
-    for (int64_t k = 0, g = 0; k < matrix->K; k += f->group_size, g++) {
-        const int64_t n = matrix->K - k < f->group_size ? matrix->K - k : f->group_size;
-        const struct product product = {
-            weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES, n / BLOCK_SIZE, f->intermediate, matrix->K, k, is_moderate};
-        const float *factor = f->intermediate_factor + batch->first_row * f->n_groups + g;
-        multiply(f, expert, &product, batch, sums);
-        for (int32_t row = 0; row < batch->n_rows; row++)
+    const uint16_t *v = f->intermediate + tile->first_row * matrix->K;
+    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    for (int64_t group = 0; group < f->n_groups; group++) {
+        const int64_t k = group * f->group_size, left = matrix->K - k;
+        const float *factor = f->intermediate_factor + tile->first_row * f->n_groups + group;
+        expert_kernel(f, expert->l)
+            ->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
+                        (left < f->group_size ? left : f->group_size) / BLOCK_SIZE, v + k * tile->n_rows, tile->n_rows,
+                        sums);
+        for (int32_t row = 0; row < tile->n_rows; row++)
             for (int32_t r = row * PANEL_ROWS; r < (row + 1) * PANEL_ROWS; r++) {
                 float scaled = sums[r] * factor[row * f->n_groups];
-                total[r] = g ? total[r] + scaled : scaled;
+                total[r] = group ? total[r] + scaled : scaled;
             }
     }
 }
@@ -295,18 +238,19 @@ static void down_group(const struct forward *f, const struct active_expert *expe
 static void down_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
 {
     const struct prepared *prepared = f->prepared;
-    const float *bias = packed_bias(&prepared->down, expert->l, panel);
+    const struct packed_matrix *matrix = &prepared->down;
+    const float *bias = packed_bias(matrix, expert->l, panel);
     const int64_t width = f->layer->output_size, first = panel * PANEL_ROWS;
     const int64_t n = width - first < PANEL_ROWS ? width - first : PANEL_ROWS;
-    float total[BATCH_ROWS * PANEL_ROWS], biased[PANEL_ROWS];
-    for (int32_t i = 0; i < expert->n_tiles;) {
-        const struct batch batch = next_batch(f, expert, i);
-        down_group(f, expert, panel, &batch, total);
-        for (int32_t row = 0; row < batch.n_rows; row++) {
+    float total[TILE_TOKENS * PANEL_ROWS], biased[PANEL_ROWS];
+
+    for (int32_t i = 0; i < expert->n_tiles; i++) {
+        const struct tile *tile = &f->tiles[expert->first_tile + i];
+        down_tile(f, expert, tile, panel, total);
+        for (int32_t row = 0; row < tile->n_rows; row++) {
             add_bias(total + row * PANEL_ROWS, 1.0f, bias, biased);
-            prepared->round(biased, n, f->z + (batch.first_row + row) * width + first);
+            prepared->round(biased, n, f->z + (tile->first_row + row) * width + first);
         }
-        i += batch.n_tiles;
     }
 }
 

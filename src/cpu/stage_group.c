@@ -51,7 +51,7 @@ static void cut_tiles(struct forward *f, struct active_expert *expert)
     expert->n_tiles = n;
     for (int32_t i = 0; i < n; i++) {
         int32_t rows = expert->n_rows / n + (i < expert->n_rows % n);
-        f->tiles[f->n_tiles++] = (struct tile){row, rows, expert->output_row + row - expert->first_row, 1, 1};
+        f->tiles[f->n_tiles++] = (struct tile){row, rows, expert->output_row + row - expert->first_row};
         row += rows;
     }
 }

@@ -9,25 +9,14 @@
 #include <stdint.h>
 
 enum {
-    HUGE_BF16 = 0x7B80,         /* 2^120; infinities and NaN are huge, too, and stay what they are */
-    TINY_BF16 = 0x1F80,         /* 2^-64 */
-    MODERATE_MIN_BF16 = 0x1480, /* 2^-86 */
-    MODERATE_MAX_BF16 = 0x6C00  /* 2^89 */
+    HUGE_BF16 = 0x7B80, /* 2^120; infinities and NaN are huge, too, and stay what they are */
+    TINY_BF16 = 0x1F80  /* 2^-64 */
 };
 
 /* Whether a row whose largest magnitude has these bits is one of them.  Zeros need nothing. */
 static inline int tame_is_wild(uint16_t largest)
 {
     return largest >= HUGE_BF16 || (largest < TINY_BF16 && largest > 0);
-}
-
-/* Whether the elements of a row between these magnitudes, zeros aside, may be multiplied with weights that are scaled
- * already (gemm_tiles), by 2^-32 to 2^16.  Every product, and so every sum, is then a multiple of 2^-126, the smallest
- * normal number: 2^-86 and 7 more bits for x, 1 for the weight, 32 for the scale.  And a block's sum is less than
- * 2^90 * 32 * 6 * 2^16.  So nothing is flushed or overflows, and scaling early and late are the same. */
-static inline int tame_is_moderate(uint16_t smallest, uint16_t largest)
-{
-    return smallest >= MODERATE_MIN_BF16 && largest <= MODERATE_MAX_BF16;
 }
 
 /* Multiplies row `row` of a packed tile, [K/2][n_rows] pairs, if `largest` (bits of its largest magnitude) is wild.

@@ -39,6 +39,13 @@ static inline __m512 load_scales(const uint8_t *scales)
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponents, 23));
 }
 
+/* The exponents of the same, as vscalefps wants them. */
+static inline __m512 load_scale_exponents(const uint8_t *scales)
+{
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)scales));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(127)));
+}
+
 /* Brings the lines of a block that comes up in a while into the second-level cache.  Into the first alone, they would
  * take up the few misses that it can have outstanding: 25 % slower.  Always inlined: gcc 12 drops calls that only
  * prefetch. */

@@ -18,26 +18,12 @@
  * |x| < 2^120, lest a block of unscaled products overflow (cpu/tame.h). */
 typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums);
 
-/* A token tile of gemm_tiles. */
-struct gemm_operand {
-    const uint16_t *x; /* as above */
-    int32_t n_tokens;  /* <= the kernel's tile_tokens */
-};
-
-/* The products of one panel with n_tiles token tiles, sums [tokens of all tiles][PANEL_ROWS], the same bits as
- * gemm_tile's.  Returns 0, and sums are undefined, where a scale is not moderate (cpu/layout.h).  x must be moderate
- * (cpu/tame.h): then no product or sum is subnormal or overflows, whether its weights are scaled or not. */
-typedef int gemm_tiles_fn(const uint8_t *panel, int64_t n_blocks, const struct gemm_operand *tiles, int32_t n_tiles,
-                          float *sums);
-
 struct kernel {
     const char *name;    /* gemm_ISA */
     const char *order;   /* the accumulation order: how an element's chain is formed */
     moe4_isa isa;        /* the lowest level that can run it */
     int32_t tile_tokens; /* what it likes: tiles of so many rows at most */
     gemm_tile_fn *gemm_tile;
-    int32_t many_tiles;        /* gemm_tiles is faster from so many tiles on */
-    gemm_tiles_fn *gemm_tiles; /* NULL = has none */
 };
 
 extern const struct kernel kernel_c;

@@ -12,8 +12,6 @@ struct row_kernels {
     void (*combine)(float *sum, const uint16_t *z, float weight, int64_t n);
     /* Bits of the largest magnitude of n bf16 */
     uint16_t (*largest)(const uint16_t *x, int64_t n);
-    /* Bits of the smallest magnitude but for zeros; 0xFFFF if there are only zeros */
-    uint16_t (*smallest)(const uint16_t *x, int64_t n);
     /* Quantises n/32 blocks of bf16 to MXFP8 and puts what they are worth, in bf16, in their place. */
     void (*quantize_mxfp8)(uint16_t *x, int64_t n, uint8_t *codes, uint8_t *scales);
     /* x [n] bf16 = codes * scales, n/32 blocks */

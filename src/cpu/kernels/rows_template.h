@@ -22,16 +22,6 @@ static uint16_t largest(const uint16_t *x, int64_t n)
     return most;
 }
 
-static uint16_t smallest(const uint16_t *x, int64_t n)
-{
-    uint16_t least_less_1 = 0xFFFE; /* what a zero would yield is more */
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t less_1 = (uint16_t)((x[i] & 0x7FFFu) - 1);
-        if (less_1 < least_less_1) least_less_1 = less_1;
-    }
-    return (uint16_t)(least_less_1 + 1);
-}
-
 static void dequantize_mxfp8(const uint8_t *codes, const uint8_t *scales, int64_t n, uint16_t *x)
 {
     for (int64_t i = 0; i < n; i += BLOCK_SIZE) mxfp8_dequantize_block(codes + i, scales[i / BLOCK_SIZE], x + i);
@@ -72,5 +62,5 @@ static float dot(const float *x, const float *w, int64_t n)
     return chains[0];
 }
 
-const struct row_kernels ROW_KERNELS = {
-    combine, largest, smallest, quantize_mxfp8, dequantize_mxfp8, quantize_fp8, decode_fp8, quantize_int8, dot};
+const struct row_kernels ROW_KERNELS = {combine,      largest,    quantize_mxfp8, dequantize_mxfp8,
+                                        quantize_fp8, decode_fp8, quantize_int8,  dot};
