@@ -1,6 +1,7 @@
 #include "io/checkpoint.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "io/check.h"
@@ -66,6 +67,21 @@ static int find_spelling(moe4_checkpoint *checkpoint)
     return 0;
 }
 
+/* Extra layers have a stem of their own only where a tensor's name has it; else they are numbered on. */
+static void settle_extra_stem(moe4_checkpoint *checkpoint)
+{
+    struct spelling *spelling = &checkpoint->spelling;
+    size_t prefix_bytes = strlen(spelling->prefix),
+           stem_bytes = spelling->extra_stem ? strlen(spelling->extra_stem) : 0;
+    for (int64_t i = 0; stem_bytes && i < moe4_tensors_count(checkpoint->tensors); i++) {
+        const char *name = moe4_tensors_get(checkpoint->tensors, i)->name;
+        if (strncmp(name, spelling->prefix, prefix_bytes) == 0 &&
+            strncmp(name + prefix_bytes, spelling->extra_stem, stem_bytes) == 0)
+            return;
+    }
+    spelling->extra_stem = NULL;
+}
+
 /* The family and spelling of the tensors; where none is an expert's, the first there is. */
 static void settle_spelling(moe4_checkpoint *checkpoint)
 {
@@ -127,40 +143,20 @@ static int32_t layer_mark(const moe4_tensor *tensor, enum piece piece)
     }
 }
 
-/* Whether n_bytes of name match a pattern with *. */
-static int matches(const char *pattern, const char *name, size_t n_bytes)
-{
-    const char *end = name + n_bytes, *star = NULL, *retry = NULL;
-    while (name < end || *pattern) {
-        if (*pattern == '*') {
-            star = pattern++;
-            retry = name;
-        } else if (name < end && *pattern == *name) {
-            pattern++;
-            name++;
-        } else if (star && retry < end) {
-            pattern = star + 1;
-            name = ++retry;
-        } else {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 /* An MXFP4 tensor of a module that the config excludes from quantisation: one of the two is wrong. */
 static moe4_status check_excluded(moe4_context *context, const struct model *model, const moe4_tensor *tensor,
                                   const struct suffix *suffix)
 {
     size_t module_bytes = strlen(tensor->name) - strlen(suffix->name) - 1; /* without ".weight" */
-    const char *pattern = model->excluded, *end = pattern ? pattern + model->excluded_bytes : NULL;
-    for (; pattern < end; pattern += strlen(pattern) + 1)
-        if (matches(pattern, tensor->name, module_bytes))
-            return context_fail(context, MOE4_EFORMAT,
-                                "%s: tensor \"%s\" is %s, but config.json excludes \"%s\" from quantisation",
-                                show_file(tensor->file).text, show_name(tensor->name).text,
-                                show_type(tensor->dtype, tensor->rank, tensor->shape).text, show_name(pattern).text);
-    return MOE4_OK;
+    const char *pattern = excluded_find(&model->excluded, tensor->name, module_bytes);
+    if (!pattern) return MOE4_OK;
+    char module[256];
+    snprintf(module, sizeof module, "%.*s", (int)module_bytes, tensor->name);
+    return context_fail(context, MOE4_EFORMAT,
+                        "%s: tensor \"%s\" is %s, but config.json excludes \"%s\" from quantisation",
+                        show_file(tensor->file).text, show_name(tensor->name).text,
+                        show_type(tensor->dtype, tensor->rank, tensor->shape).text,
+                        show_name(pattern == tensor->name ? module : pattern).text);
 }
 
 /* Marks the layer that a tensor is an expert tensor of. */
@@ -196,6 +192,7 @@ static moe4_status list_layers(moe4_context *context, moe4_checkpoint *checkpoin
     checkpoint->layers = memory_allocate_zeroed(&checkpoint->allocator, bytes);
     if (!checkpoint->layers) return context_fail_memory(context, "a list of layers", bytes);
     settle_spelling(checkpoint);
+    settle_extra_stem(checkpoint);
     for (int64_t i = 0; i < moe4_tensors_count(checkpoint->tensors); i++) {
         moe4_status status = mark_layer(context, checkpoint, moe4_tensors_get(checkpoint->tensors, i));
         if (status != MOE4_OK) return status;

@@ -66,8 +66,10 @@ static moe4_status check_groups(const struct config *config)
 
 static moe4_status read_config(const struct config *config, struct model *model)
 {
+    static const char *const ignored_keys[] = {"quantization_config.ignore", NULL};
     moe4_status status = check_groups(config);
-    return status == MOE4_OK ? architecture_read(config, model) : status;
+    if (status == MOE4_OK) status = architecture_read(config, model);
+    return status == MOE4_OK ? excluded_read(config, ignored_keys, &model->excluded) : status;
 }
 
 static const struct suffix suffixes[] = {

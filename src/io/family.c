@@ -67,7 +67,6 @@ void model_release(struct model *model, const moe4_allocator *allocator)
 {
     memory_release(allocator, model->limits,
                    ((size_t)model->n_layers + (size_t)model->n_extra_layers) * sizeof *model->limits);
-    memory_release(allocator, model->excluded, model->excluded_bytes);
+    excluded_release(&model->excluded, allocator);
     model->limits = NULL;
-    model->excluded = NULL;
 }

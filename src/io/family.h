@@ -8,6 +8,7 @@
 #define MOE4_IO_FAMILY_H
 
 #include "io/config.h"
+#include "io/excluded.h"
 #include "moe4/io.h"
 
 /* ---- What a model computes --------------------------------------------------------------------------------------- */
@@ -36,9 +37,8 @@ struct model {
     int32_t n_shared_experts;
     const struct router_names *router;
     enum need router_bias, selection_bias, expert_bias;
-    char *excluded; /* modules that the config says are not quantised, each ended by NUL; * stands for anything */
-    size_t excluded_bytes; /* 0 = none */
-    float *limits;         /* one a layer, extra ones too; 0 = none; NULL = layer.limit for all */
+    struct excluded excluded; /* modules that the config says are not quantised */
+    float *limits;            /* one a layer, extra ones too; 0 = none; NULL = layer.limit for all */
 };
 void model_release(struct model *model, const moe4_allocator *allocator);
 
@@ -129,6 +129,7 @@ moe4_status family_read_dimension(const struct config *config, const char *key, 
 /* The words that one checkpoint uses, of those its family knows. */
 struct spelling {
     const char *prefix, *block, *experts;
+    const char *extra_stem; /* NULL = extra layers are numbered on */
     const struct projections *projections;
 };
 

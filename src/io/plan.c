@@ -15,8 +15,8 @@ static struct tensor_name block_tensor(const struct plan *plan, const char *rest
     const struct spelling *spelling = plan->spelling;
     int32_t number = plan->layer_number, n_layers = plan->model->n_layers;
     const char *stem = plan->family->stem;
-    if (plan->family->extra_stem && number >= n_layers) {
-        stem = plan->family->extra_stem;
+    if (spelling->extra_stem && number >= n_layers) {
+        stem = spelling->extra_stem;
         number -= n_layers;
     }
     snprintf(name.text, sizeof name.text, "%s%s%" PRId32 "%s%s", spelling->prefix, stem, number, spelling->block, rest);

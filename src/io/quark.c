@@ -38,31 +38,11 @@ static moe4_status check_weight(const struct config *config, const char *key, co
     return MOE4_OK;
 }
 
-/* Keeps the names and patterns of `exclude`.  Regular expressions ("re:...") are not read: there the types of the
- * tensors alone tell the layers apart. */
-static moe4_status read_excluded(const struct config *config, struct model *model)
-{
-    static const char key[] = "quantization_config.exclude";
-    const struct json_value *list = config_present(config, key);
-    char *to;
-    if (!list) return MOE4_OK;
-    if (list->type != JSON_ARRAY) return config_fail(config, MOE4_EFORMAT, key, "a list of names");
-    for (const struct json_value *item = list->child; item; item = item->next) {
-        if (item->type != JSON_STRING) return config_fail(config, MOE4_EFORMAT, key, "a list of names");
-        if (strncmp(item->text, "re:", 3) != 0) model->excluded_bytes += strlen(item->text) + 1;
-    }
-    if (!model->excluded_bytes) return MOE4_OK;
-    to = model->excluded = memory_allocate(&config->allocator, model->excluded_bytes);
-    if (!to) return context_fail_memory(config->context, key, model->excluded_bytes);
-    for (const struct json_value *item = list->child; item; item = item->next)
-        if (strncmp(item->text, "re:", 3) != 0) to = stpcpy(to, item->text) + 1;
-    return MOE4_OK;
-}
-
 static moe4_status read_config(const struct config *config, struct model *model)
 {
     static const char global_key[] = "quantization_config.global_quant_config";
     static const char layers_key[] = "quantization_config.layer_quant_config";
+    static const char *const excluded_keys[] = {"quantization_config.exclude", NULL};
     static const char pack_key[] = "quantization_config.export.pack_method";
     const struct json_value *layers = config_find(config, layers_key);
     int n_fp4 = 0;
@@ -76,7 +56,7 @@ static moe4_status read_config(const struct config *config, struct model *model)
         !config_says(config, pack_key, "order"))
         return config_fail(config, MOE4_EUNSUPPORTED, pack_key, "\"reorder\"");
     status = architecture_read(config, model);
-    return status == MOE4_OK ? read_excluded(config, model) : status;
+    return status == MOE4_OK ? excluded_read(config, excluded_keys, &model->excluded) : status;
 }
 
 static const struct suffix suffixes[] = {

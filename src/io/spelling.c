@@ -23,15 +23,15 @@ static const char *after_number(const char *text, int32_t *number)
 }
 
 /* What follows PREFIX STEM layer-number. */
-static const char *after_layer(const struct family *family, const char *prefix, int32_t n_layers, const char *name,
-                               int32_t *layer_number)
+static const char *after_layer(const struct family *family, const struct spelling *spelling, int32_t n_layers,
+                               const char *name, int32_t *layer_number)
 {
     const char *stem, *rest;
-    name = after(name, prefix);
+    name = after(name, spelling->prefix);
     if (!name) return NULL;
     stem = after(name, family->stem);
     if (stem) return after_number(stem, layer_number);
-    stem = family->extra_stem ? after(name, family->extra_stem) : NULL;
+    stem = spelling->extra_stem ? after(name, spelling->extra_stem) : NULL;
     rest = stem ? after_number(stem, layer_number) : NULL;
     if (rest) *layer_number += n_layers;
     return rest;
@@ -40,7 +40,7 @@ static const char *after_layer(const struct family *family, const char *prefix, 
 const char *spelling_block(const struct family *family, const struct spelling *spelling, int32_t n_layers,
                            const char *name, int32_t *layer_number)
 {
-    const char *rest = after_layer(family, spelling->prefix, n_layers, name, layer_number);
+    const char *rest = after_layer(family, spelling, n_layers, name, layer_number);
     return rest ? after(rest, spelling->block) : NULL;
 }
 
@@ -79,15 +79,16 @@ int spelling_parse(const struct family *family, const struct spelling *spelling,
 
 struct spelling spelling_first(const struct family *family)
 {
-    return (struct spelling){family->prefixes[0], family->blocks[0], family->experts[0], family->projections[0]};
+    return (struct spelling){family->prefixes[0], family->blocks[0], family->experts[0], family->extra_stem,
+                             family->projections[0]};
 }
 
 int spelling_find(const struct family *family, const char *name, int32_t matrix, struct spelling *spelling)
 {
     struct place place;
-    struct spelling tried;
+    struct spelling tried = {.extra_stem = family->extra_stem};
     for (int prefix = 0; (tried.prefix = family->prefixes[prefix]); prefix++) {
-        if (!after_layer(family, tried.prefix, 0, name, &place.layer_number)) continue;
+        if (!after_layer(family, &tried, 0, name, &place.layer_number)) continue;
         for (int block = 0; (tried.block = family->blocks[block]); block++)
             for (int experts = 0; (tried.experts = family->experts[experts]); experts++)
                 for (int set = 0; (tried.projections = family->projections[set]); set++)
