@@ -12,17 +12,26 @@ import numpy as np
 import torch
 from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.utils.helpers import calculate_qparams
 from safetensors.torch import load_file, save_file
 
 from common import GATE_FIRST, Layer, same, weights
 
 E, H, I = 4, 96, 64
+PROJECTIONS = (("gate_proj", (I, H)), ("up_proj", (I, H)), ("down_proj", (H, I)))
 
 
 def scheme():
     args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True, dynamic=False,
                             scale_dtype=torch.uint8)
     return QuantizationScheme(targets=["Linear"], weights=args, format="mxfp4-pack-quantized")
+
+
+def write_config(folder, **more):
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump({"model_type": "qwen3_moe", "hidden_size": H, "moe_intermediate_size": I, "num_experts": E,
+                   "num_experts_per_tok": 2, "num_hidden_layers": 1, "norm_topk_prob": True, "hidden_act": "silu", **more},
+                  file, default=str)
 
 
 def pack(weight, rule):
@@ -52,24 +61,43 @@ def check_converted(tool, folder, moe4):
             same("converted %s" % name, wanted, values.float().numpy())
 
 
+def check_quantised(tool, folder, moe4):
+    """`moe4 quantize` by the rule "even" and the package's own scales and rounding agree, value for value."""
+    dense, quantised = os.path.join(folder, "dense"), os.path.join(folder, "quantised")
+    os.makedirs(dense)
+    tensors = {"model.layers.0.mlp.gate.weight": torch.from_numpy(weights(98, E, H)).to(torch.bfloat16)}
+    for e in range(E):
+        for i, (name, shape) in enumerate(PROJECTIONS):
+            weight = torch.from_numpy(weights(50 + 10 * e + i, *shape)).to(torch.bfloat16)
+            tensors["model.layers.0.mlp.experts.%d.%s.weight" % (e, name)] = weight
+    save_file(tensors, os.path.join(dense, "model.safetensors"), {"format": "pt"})
+    write_config(dense)
+    subprocess.run([moe4, "quantize", dense, quantised, "--to", "compressed-tensors"], stdout=subprocess.DEVNULL, check=True)
+    for e, expert in enumerate(Layer(tool, quantised, 0).experts):
+        for name, ours in (("gate_proj", expert["gate_up"][:I]), ("up_proj", expert["gate_up"][I:]), ("down_proj", expert["down"])):
+            weight = tensors["model.layers.0.mlp.experts.%d.%s.weight" % (e, name)]
+            blocks = weight.reshape(weight.shape[0], -1, 32)
+            scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), scheme().weights)
+            state = MXFP4PackedCompressor.compress({"weight": weight, "weight_scale": scale}, scheme())
+            same("quantised %s" % name, ours, MXFP4PackedCompressor.decompress(state, scheme())["weight"].float().numpy())
+
+
 def main(tool, folder, moe4):
     check_converted(tool, folder, moe4)
+    check_quantised(tool, folder, moe4)
     rule = scheme()
     config = QuantizationConfig(config_groups={"group_0": rule}, format="mxfp4-pack-quantized",
                                 quantization_status="compressed").to_dict()
     tensors, values = {}, {}
     for e in range(E):
-        for i, (name, shape) in enumerate((("gate_proj", (I, H)), ("up_proj", (I, H)), ("down_proj", (H, I)))):
+        for i, (name, shape) in enumerate(PROJECTIONS):
             packed, values[e, name] = pack(torch.from_numpy(weights(10 * e + i, *shape)), rule)
             for key, tensor in packed.items():
                 tensors["model.layers.0.mlp.experts.%d.%s.%s" % (e, name, key)] = tensor
     router = torch.from_numpy(weights(99, E, H)).to(torch.bfloat16)
     tensors["model.layers.0.mlp.gate.weight"] = router
     save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump({"model_type": "qwen3_moe", "hidden_size": H, "moe_intermediate_size": I, "num_experts": E,
-                   "num_experts_per_tok": 2, "num_hidden_layers": 1, "norm_topk_prob": True, "hidden_act": "silu",
-                   "quantization_config": config}, file, default=str)
+    write_config(folder, quantization_config=config)
     layer = Layer(tool, folder, 0)
     assert layer.words["gate_up"] == GATE_FIRST
     for e, expert in enumerate(layer.experts):

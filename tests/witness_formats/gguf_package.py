@@ -92,6 +92,28 @@ def check_converted(tool, folder, moe4):
     same("converted router", layer.router, tensors["blk.1.ffn_gate_inp.weight"].data)
 
 
+def check_parts(tool, folder, moe4):
+    """The package reads each of several files with gate and up in one tensor, of a model with other scores."""
+    model, path = os.path.join(folder, "v4"), os.path.join(folder, "parts.gguf")
+    sizes = ["--like", "deepseek-v4-flash", "--hidden", "64", "--intermediate", "96", "--experts", "8", "--layers", "2"]
+    subprocess.run([moe4, "synth", *sizes, model], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([moe4, "convert", model, path, "--to", "gguf-fused", "--shard-bytes", "1"], stdout=subprocess.DEVNULL,
+                   check=True)
+    for number in (0, 1):
+        reader = GGUFReader(os.path.join(folder, "parts-%05d-of-00002.gguf" % (number + 1)))
+        assert reader.get_field("split.no").contents() == number
+        assert reader.get_field("split.count").contents() == 2
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        layer = Layer(tool, model, number)
+        values = {name: dequantize(tensors["blk.%d.ffn_%s_exps.weight" % (number, name)].data, MXFP4)
+                  for name in ("gate_up", "down")}
+        for e, expert in enumerate(layer.experts):
+            same("fused gate and up", expert["gate_up"], values["gate_up"][e])
+            same("down", expert["down"], values["down"][e])
+        same("router", layer.router, tensors["blk.%d.ffn_gate_inp.weight" % number].data)
+        same("selection bias", layer.selection_bias, tensors["blk.%d.exp_probs_b.bias" % number].data)
+
+
 def main(tool, folder, moe4):
     for arch in ("gpt-oss", "deepseek2"):
         path = os.path.join(folder, arch + ".gguf")
@@ -99,6 +121,7 @@ def main(tool, folder, moe4):
     values = write(os.path.join(folder, "split.gguf"), "deepseek2", split_at=2)
     check(tool, os.path.join(folder, "split-00001-of-00003.gguf"), "deepseek2", values)
     check_converted(tool, folder, moe4)
+    check_parts(tool, folder, moe4)
     check_ours(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "families", "gguf", "gpt-oss.gguf"))
 
 

@@ -71,6 +71,22 @@ def write(folder):
     return tensors
 
 
+def check_deepseek(tool, folder, command):
+    """The package reads I8 codes and F8_E8M0 scales of ours as what they are."""
+    subprocess.run([command, "synth", "--like", "deepseek-v4-flash", "--hidden", "64", "--intermediate", "96", "--experts",
+                    "8", folder], check=True, stdout=subprocess.DEVNULL)
+    tensors = load_file(os.path.join(folder, "model.safetensors"))
+    for e, expert in enumerate(Layer(tool, folder, 0).experts):
+        values = {}
+        for name in ("w1", "w3", "w2"):
+            codes, scales = (tensors["layers.0.ffn.experts.%d.%s.%s" % (e, name, end)] for end in ("weight", "scale"))
+            assert codes.dtype == torch.int8 and scales.dtype == torch.float8_e8m0fnu
+            codes = codes.view(torch.uint8).numpy().reshape(codes.shape[0], -1, 16)
+            values[name] = decode(codes, scales.view(torch.uint8).numpy())
+        same("w1 and w3", expert["gate_up"], np.concatenate((values["w1"], values["w3"])))
+        same("w2", expert["down"], values["w2"])
+
+
 def main(tool, folder, command):
     theirs = os.path.join(folder, "theirs")
     check(tool, theirs, 0, write(theirs))
@@ -84,6 +100,7 @@ def main(tool, folder, command):
             with safe_open(os.path.join(ours, name), "pt") as file:
                 assert all(file.get_slice(key).get_shape() for key in file.keys())
     check(tool, ours, 0, tensors)
+    check_deepseek(tool, os.path.join(folder, "deepseek"), command)
 
 
 if __name__ == "__main__":
