@@ -1,4 +1,4 @@
-/* moe4 check: every kernel that this machine has, against the oracle. */
+/* moe4 check: every kernel that this machine has, those of its GPU too, against the oracle. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "input.h"
+#include "machine.h"
 #include "message.h"
 #include "model.h"
 #include "options.h"
@@ -19,15 +20,17 @@ struct check {
     struct input_choice input;
     int64_t layer_number, n_threads;
     struct integer_list tokens; /* of generated batches */
-    int json;
+    int backend, json;
 
     int64_t n_failed; /* points with a stage outside its bound */
 };
 
-/* One instruction-set level: its kernels and a layer packed for them. */
+static const char *const check_backends[] = {"all", "cpu", "cuda", NULL};
+enum { CHECK_ALL, CHECK_CPU, CHECK_CUDA };
+
+/* One instruction-set level, or a GPU: its kernels and a layer packed for them. */
 struct level {
-    moe4_context *context;
-    moe4_context_info info;
+    struct machine machine;
     struct model model;
     moe4_layer *layer;
     moe4_layer_info layer_info;
@@ -38,7 +41,7 @@ static json_t *line_begin(const struct level *level, int64_t n_tokens, const cha
     json_t *line = json_object();
     json_put_text(line, "stage", stage);
     json_put_text(line, "kernel", level->layer_info.kernel);
-    json_put_text(line, "isa", level->info.isa_name);
+    json_put_text(line, "isa", level->machine.info.isa_name);
     json_put_text(line, "order", level->layer_info.order);
     json_put_integer(line, "tokens", n_tokens);
     return line;
@@ -84,8 +87,10 @@ static void layer_print(const struct check *check, const struct level *level, in
 static int level_prepare(const struct check *check, struct level *level)
 {
     if (level->layer) return EXIT_OK;
-    int code = model_prepare(&level->model, level->context, &level->layer);
-    return code ? code : layer_describe(level->context, level->layer, check->input.compute, &level->layer_info);
+    int code = model_prepare(&level->model, level->machine.context, &level->layer);
+    return code ? code
+                : layer_describe(level->machine.context, level->layer, (moe4_compute)check->input.compute,
+                                 &level->layer_info);
 }
 
 /* One batch: so many generated tokens, or those of the input. */
@@ -95,15 +100,14 @@ static int check_point(struct check *check, struct level *level, int64_t n_token
     struct verify_report report;
     struct pass pass;
     check->input.n_tokens = n_tokens;
-    int code = input_open(level->context, &check->input, &level->model, &pass);
+    int code = input_open(level->machine.context, &check->input, &level->model, &pass);
     n_tokens = pass.n_tokens;
     if (!code) code = level_prepare(check, level);
+    pass.mirror.gpu = level->machine.gpu;
     if (!code) code = pass_allocate(&pass, PASS_STAGES);
-    if (!code) code = pass_prepare(&pass, level->context, level->layer);
-    if (!code) pass_refresh(&pass);
-    if (!code && pass_forward(&pass, level->context, level->layer, FORWARD_ALL) != MOE4_OK)
-        code = fail_library(level->context);
-    if (!code) code = verify_pass(level->model.config, &source, &level->info, &pass, VERIFY_QUICK, &report);
+    if (!code) code = pass_prepare(&pass, level->machine.context, level->layer);
+    if (!code) code = pass_forward(&pass, level->machine.context, level->layer, FORWARD_ALL);
+    if (!code) code = verify_pass(level->model.config, &source, &level->machine, &pass, VERIFY_QUICK, &report);
     if (!code) {
         for (int stage = 0; stage < VERIFY_STAGES; ++stage)
             stage_print(check, level, n_tokens, (verify_stage)stage, &report.stages[stage]);
@@ -115,23 +119,55 @@ static int check_point(struct check *check, struct level *level, int64_t n_token
     return code;
 }
 
-/* All batch sizes on one level; nothing if the machine does not have it. */
-static int check_level(struct check *check, moe4_isa isa)
+/* All batch sizes on one machine. */
+static int check_machine(struct check *check, const struct machine *machine)
 {
-    struct level level = {.info = MOE4_CONTEXT_INFO_INIT, .layer_info = MOE4_LAYER_INFO_INIT};
-    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
-    config.isa = isa;
-    config.n_threads = (int32_t)check->n_threads;
-    int code = EXIT_OK;
-    if (moe4_context_create(&config, &level.context) == MOE4_OK &&
-        moe4_context_describe(level.context, &level.info) == MOE4_OK && level.info.isa == isa) {
-        code = model_open(level.context, check->path, check->layer_number, (struct integer_pair){0, 0}, &level.model);
-        for (int32_t i = 0; !code && i < check->tokens.count; ++i)
-            code = check_point(check, &level, check->tokens.values[i]);
-    }
+    struct level level = {.machine = *machine, .layer_info = MOE4_LAYER_INFO_INIT};
+    int code =
+        model_open(machine->context, check->path, check->layer_number, (struct integer_pair){0, 0}, &level.model);
+    for (int32_t i = 0; !code && i < check->tokens.count; ++i)
+        code = check_point(check, &level, check->tokens.values[i]);
     moe4_layer_destroy(level.layer);
     model_close(&level.model);
-    moe4_context_destroy(level.context);
+    return code;
+}
+
+/* Whether this machine has the level: a context says no, or takes a lower one. */
+static int level_exists(moe4_device device, moe4_isa isa)
+{
+    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+    moe4_context *context;
+    config.device = device;
+    config.isa = isa;
+    int exists = moe4_context_create(&config, &context) == MOE4_OK &&
+                 moe4_context_describe(context, &info) == MOE4_OK && info.isa == isa;
+    moe4_context_destroy(context);
+    return exists;
+}
+
+static int check_level(struct check *check, moe4_device device, moe4_isa isa)
+{
+    const int is_beside =
+        device == MOE4_DEVICE_CUDA && check->backend == CHECK_ALL; /* the CPU, whose threads were set */
+    const struct machine_choice choice = {.device = device, .isa = isa, .n_threads = is_beside ? 0 : check->n_threads};
+    struct machine machine;
+    int code = machine_open(&choice, &machine);
+    if (code) return code;
+    code = check_machine(check, &machine);
+    machine_close(&machine);
+    return code;
+}
+
+/* Every level of the CPU, then the GPU: where it was asked for it must be there. */
+static int check_all(struct check *check)
+{
+    int code = EXIT_OK;
+    for (int isa = MOE4_ISA_C; !code && check->backend != CHECK_CUDA && isa_words[isa]; ++isa)
+        if (level_exists(MOE4_DEVICE_CPU, (moe4_isa)isa)) code = check_level(check, MOE4_DEVICE_CPU, (moe4_isa)isa);
+    if (!code && (check->backend == CHECK_CUDA ||
+                  (check->backend == CHECK_ALL && level_exists(MOE4_DEVICE_CUDA, MOE4_ISA_AUTO))))
+        code = check_level(check, MOE4_DEVICE_CUDA, MOE4_ISA_AUTO);
     return code;
 }
 
@@ -153,7 +189,9 @@ int cmd_check(int argc, char **argv)
         option_word("--activation-dtype", compute_words, &check.input.compute,
                     "activations' format in the GEMMs (bf16)"),
         option_word("--output-dtype", output_words, &check.input.output, "the output's format (bf16)"),
-        option_integer("--threads", "N", &check.n_threads, 1, 1024, "threads (as many as the process may use)"),
+        option_word("--backend", check_backends, &check.backend, "what to check (all that is there)"),
+        option_integer("--threads", "N", &check.n_threads, 1, 1024,
+                       "the CPU's threads (as many as the process may use)"),
         option_flag("--json", &check.json, "report one JSON object a line: stage, kernel, tokens"),
     };
     const struct usage usage = {"check", "Compares every kernel of this machine with the oracle, stage by stage.",
@@ -166,7 +204,7 @@ int cmd_check(int argc, char **argv)
     if (!check.tokens.count) check.tokens = check.input.file ? (struct integer_list){1, {0}} : default_tokens;
     if (!check.json)
         printf("%-22s %7s  %-13s %10s %9s  %-18s\n", "kernel", "tokens", "stage", "checked", "outside", "worst");
-    for (int isa = MOE4_ISA_C; !code && isa_words[isa]; ++isa) code = check_level(&check, (moe4_isa)isa);
+    code = check_all(&check);
     if (!code && check.n_failed)
         code = fail("%s: %lld batches have a stage outside its bound", check.path, (long long)check.n_failed);
     return code;

@@ -377,7 +377,7 @@ int cmd_convert(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
     self.started = seconds_now();
-    code = context_open(MOE4_ISA_AUTO, 1, NULL, &self.context, &info);
+    code = context_open_simple(1, &self.context, &info);
     self.output.context = self.context;
     self.output.folder = self.target;
     self.output.force = self.force;

@@ -10,6 +10,7 @@
 #include "message.h"
 #include "options.h"
 #include "report.h"
+#include "support.h"
 #include "tensor.h"
 #include "words.h"
 
@@ -33,6 +34,8 @@ struct inspect {
     const char *plot; /* NULL = none */
     int32_t n_threads;
     struct health health;
+    int backend;            /* moe4_device that is asked whether it can run the layers; -1 = none */
+    struct machine machine; /* that */
 };
 
 /* Bytes of a layer's MXFP4 weights: 17 for every 32 of 3*H*I weights an expert. */
@@ -261,6 +264,16 @@ static int inspect_weights(struct inspect *inspect, moe4_layer_reader *reader, i
     return EXIT_OK;
 }
 
+/* Says whether the machine can run a layer, likewise. */
+static void inspect_support(const struct inspect *inspect, const moe4_layer_config *config, json_t *layers)
+{
+    if (inspect->json)
+        json_object_set_new(json_array_get(layers, json_array_size(layers) - 1), "runs",
+                            support_layer_json(&inspect->machine, config));
+    else
+        support_layer_print(&inspect->machine, config);
+}
+
 /* Describes one layer, as text or into `layers`, and adds up its weights. */
 static int inspect_layer(struct inspect *inspect, int32_t layer, json_t *layers, int64_t *total_bytes)
 {
@@ -275,6 +288,7 @@ static int inspect_layer(struct inspect *inspect, int32_t layer, json_t *layers,
         json_array_append_new(layers, layer_json(inspect, layer, config));
     else
         print_layer(inspect, layer, config);
+    if (inspect->backend >= 0) inspect_support(inspect, config, layers);
     int code = inspect->looks_at_weights ? inspect_weights(inspect, reader, layer, layers) : EXIT_OK;
     moe4_layer_reader_close(reader);
     return code;
@@ -297,6 +311,7 @@ static void report_model(const struct inspect *inspect, json_t *layers, int64_t 
     json_put_integer(object, "bytes", inspect->tensor_bytes);
     json_put_integer(object, "expert_weight_bytes", expert_bytes);
     json_object_set(object, "layers", layers);
+    if (inspect->backend >= 0) json_object_set_new(object, "machine", support_machine_json(&inspect->machine));
     if (inspect->looks_at_weights) json_object_set_new(object, "health", health_json(&inspect->health));
     report_json(object);
 }
@@ -318,6 +333,7 @@ static int inspect_layers(struct inspect *inspect)
     int64_t expert_bytes = 0;
     int code = collect_tensors(inspect);
     if (!code && !inspect->json) print_model(inspect);
+    if (!code && !inspect->json && inspect->backend >= 0) support_machine_print(&inspect->machine);
     json_t *layers = json_array();
     for (int32_t i = 0; !code && i < inspect->info.n_moe_layers; ++i)
         code = inspect_layer(inspect, moe4_checkpoint_layer_number(inspect->checkpoint, i), layers, &expert_bytes);
@@ -333,12 +349,14 @@ static int inspect_layers(struct inspect *inspect)
 
 int cmd_inspect(int argc, char **argv)
 {
-    struct inspect inspect = {0};
+    struct inspect inspect = {.backend = -1};
     const struct option options[] = {
         option_operand("PATH", &inspect.path,
                        "a checkpoint: folder with config.json and *.safetensors, or a .gguf file"),
         option_flag("--health", &inspect.looks_at_weights, "read all expert weights and say whether they look healthy"),
         option_text("--plot", "FILE", &inspect.plot, "draw the scales of all layers as SVG; reads the weights too"),
+        option_word("--backend", backend_words, &inspect.backend,
+                    "also say whether this machine's CPU or GPU can run the layers"),
         option_flag("--json", &inspect.json, "report as one JSON object"),
     };
     const struct usage usage = {"inspect", "Shows the MoE layers of a checkpoint.", options,
@@ -348,8 +366,10 @@ int cmd_inspect(int argc, char **argv)
     moe4_context_info device = MOE4_CONTEXT_INFO_INIT;
     inspect.info = (moe4_checkpoint_info)MOE4_CHECKPOINT_INFO_INIT;
     if (inspect.plot) inspect.looks_at_weights = 1;
-    code = context_open(MOE4_ISA_AUTO, inspect.looks_at_weights ? 0 : 1, NULL, &inspect.context, &device);
+    code = context_open_simple(inspect.looks_at_weights ? 0 : 1, &inspect.context, &device);
     inspect.n_threads = device.n_threads;
+    if (!code && inspect.backend >= 0)
+        code = machine_open(&(struct machine_choice){.device = (moe4_device)inspect.backend}, &inspect.machine);
     if (!code && moe4_checkpoint_open(inspect.context, inspect.path, &inspect.checkpoint) != MOE4_OK)
         code = fail_library(inspect.context);
     if (!code && moe4_checkpoint_describe(inspect.checkpoint, &inspect.info) != MOE4_OK)
@@ -358,6 +378,7 @@ int cmd_inspect(int argc, char **argv)
     free(inspect.shown);
     health_release(&inspect.health);
     moe4_checkpoint_close(inspect.checkpoint);
+    machine_close(&inspect.machine);
     moe4_context_destroy(inspect.context);
     return code;
 }

@@ -222,7 +222,7 @@ int cmd_quantize(int argc, char **argv)
     moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
     self.started = seconds_now();
     self.to = layouts[self.word];
-    code = context_open(MOE4_ISA_AUTO, 0, NULL, &self.context, &info);
+    code = context_open_simple(0, &self.context, &info);
     self.output.context = self.context;
     self.output.folder = self.target;
     self.output.force = self.force;

@@ -109,7 +109,7 @@ static int route_all(struct route *route)
     moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
     moe4_tensors *tensors = NULL;
     double ms = 0;
-    int code = context_open(MOE4_ISA_AUTO, 0, NULL, &route->context, &info);
+    int code = context_open_simple(0, &route->context, &info);
     if (!code && moe4_tensors_open(route->context, route->input_file, &tensors) != MOE4_OK)
         code = fail_library(route->context);
     if (!code) code = route_read(route, tensors);

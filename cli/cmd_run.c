@@ -6,10 +6,10 @@
 
 #include "command.h"
 #include "input.h"
+#include "machine.h"
 #include "memory.h"
 #include "message.h"
 #include "model.h"
-#include "moe4/tune.h"
 #include "options.h"
 #include "oracle.h"
 #include "pass.h"
@@ -24,18 +24,18 @@
 enum { DEFAULT_TOKENS = 64, MAX_REPEAT = 10000, ENOUGH_REPEAT = 21, LEAST_REPEAT = 3 };
 static const double enough_seconds = 1.0;
 
-typedef enum run_backend { BACKEND_AUTO, BACKEND_REF, BACKEND_CPU } run_backend;
-static const char *const backend_words[] = {"auto", "ref", "cpu", NULL};
+typedef enum run_backend { BACKEND_AUTO, BACKEND_REF, BACKEND_CPU, BACKEND_CUDA } run_backend;
+static const char *const run_backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
 struct run {
-    const char *path, *output_file, *tuning_file, *prepared_file;
+    const char *path, *output_file, *prepared_file;
+    struct machine_choice where;
     struct input_choice input;
-    int64_t layer_number, output_size, n_threads, repeat;
+    int64_t layer_number, output_size, repeat;
     struct integer_pair experts;
-    int backend, isa, deferred, replay, stages, check, json;
+    int backend, deferred, replay, stages, check, json;
 
-    moe4_context *context;
-    moe4_context_info info;
+    struct machine machine;
     struct model model;
     moe4_layer *layer;
     moe4_layer_info layer_info;
@@ -69,7 +69,7 @@ static int run_ask(const struct run *run)
         query.weight_use = pass->weight_use;
         query.top_k = pass->top_k;
     }
-    return moe4_supports(run->context, &query) == MOE4_OK ? EXIT_OK : fail_library(run->context);
+    return moe4_supports(run->machine.context, &query) == MOE4_OK ? EXIT_OK : fail_library(run->machine.context);
 }
 
 /* What the input brings and what was asked for must go together. */
@@ -84,13 +84,12 @@ static int run_refuse(const struct run *run)
 
 static int run_open(struct run *run)
 {
-    int code = context_open((moe4_isa)run->isa, run->n_threads, NULL, &run->context, &run->info);
-    if (!code && run->tuning_file && moe4_tuning_load(run->context, run->tuning_file) != MOE4_OK)
-        code = fail_library(run->context);
-    if (!code) code = model_open(run->context, run->path, run->layer_number, run->experts, &run->model);
+    int code = machine_open(&run->where, &run->machine);
+    if (!code) code = model_open(run->machine.context, run->path, run->layer_number, run->experts, &run->model);
     if (code) return code;
     run->model.config->output_size = run->output_size;
-    code = input_open(run->context, &run->input, &run->model, &run->pass);
+    code = input_open(run->machine.context, &run->input, &run->model, &run->pass);
+    run->pass.mirror.gpu = run->machine.gpu;
     if (!code) code = run_refuse(run);
     if (!code) code = run_ask(run);
     int wants = (run->stages || run->deferred || run->check ? PASS_STAGES : 0) | (run->replay ? PASS_REPLAY : 0);
@@ -107,39 +106,72 @@ static int run_wants_more(const struct run *run, double elapsed)
     return run->n_timed < LEAST_REPEAT || (run->n_timed < ENOUGH_REPEAT && elapsed < enough_seconds);
 }
 
+static int time_cpu(struct run *run, pass_results results, double *ms)
+{
+    double began = seconds_now();
+    int code = pass_forward(&run->pass, run->machine.context, run->layer, FORWARD_ALL); /* warms up */
+    while (!code && run_wants_more(run, seconds_now() - began)) {
+        code = pass_refresh(&run->pass);
+        double started = seconds_now();
+        if (!code) code = pass_enqueue(&run->pass, run->machine.context, run->layer, results);
+        ms[run->n_timed++] = 1000 * (seconds_now() - started);
+    }
+    return code;
+}
+
+static int gpu_enqueue(void *user, int32_t call)
+{
+    struct run *self = user;
+    (void)call;
+    return pass_enqueue(&self->pass, self->machine.context, self->layer,
+                        self->deferred ? FORWARD_DEFERRED : FORWARD_OUTPUT);
+}
+
+static int time_gpu(struct run *run, double *ms)
+{
+    struct gpu *gpu = run->machine.gpu;
+    run->n_timed = run->repeat ? run->repeat : ENOUGH_REPEAT;
+    int code = gpu->calls->time(gpu, gpu_enqueue, run, 1, run->n_timed, ms);
+    return code ? code : pass_forward(&run->pass, run->machine.context, run->layer, FORWARD_ALL);
+}
+
 static int run_time(struct run *run)
 {
-    double times[MAX_REPEAT], began = seconds_now();
-    pass_results results = run->deferred ? FORWARD_DEFERRED : FORWARD_OUTPUT;
-    pass_refresh(&run->pass);
-    moe4_status status = pass_forward(&run->pass, run->context, run->layer, FORWARD_ALL); /* warms up */
-    while (status == MOE4_OK && run_wants_more(run, seconds_now() - began)) {
-        pass_refresh(&run->pass);
-        double started = seconds_now();
-        status = pass_forward(&run->pass, run->context, run->layer, results);
-        times[run->n_timed++] = 1000 * (seconds_now() - started);
-    }
-    if (status != MOE4_OK) return fail_library(run->context);
-    run->ms = quantile(times, run->n_timed, 0.5);
-    run->ms_fastest = times[0];
-    run->ms_slowest = times[run->n_timed - 1];
+    double ms[MAX_REPEAT];
+    int code =
+        run->machine.gpu ? time_gpu(run, ms) : time_cpu(run, run->deferred ? FORWARD_DEFERRED : FORWARD_OUTPUT, ms);
+    if (code) return code;
+    run->ms = quantile(ms, run->n_timed, 0.5);
+    run->ms_fastest = ms[0];
+    run->ms_slowest = ms[run->n_timed - 1];
     return EXIT_OK;
 }
 
-static int run_cpu(struct run *run)
+/* How fast memory can be read here. */
+static int run_probe(struct run *run)
 {
     struct probe *probe = NULL;
     struct probe_result measured = {0};
-    int code = run->prepared_file ? model_load(&run->model, run->context, run->prepared_file, &run->layer)
-                                  : model_prepare(&run->model, run->context, &run->layer);
-    if (!code) code = layer_describe(run->context, run->layer, run->pass.compute, &run->layer_info);
-    if (!code) code = pass_prepare(&run->pass, run->context, run->layer);
-    if (!code) code = run_time(run);
-    if (!code) code = probe_open(run->info.n_threads, run->layer_info.weight_bytes, NULL, &probe);
-    if (!code) probe_bandwidth(probe, &measured);
-    probe_close(probe);
+    int code = EXIT_OK;
+    if (run->machine.gpu) {
+        code = run->machine.gpu->calls->probe(run->machine.gpu, &measured);
+    } else {
+        code = probe_open(run->machine.info.n_threads, run->layer_info.weight_bytes, NULL, &probe);
+        if (!code) probe_bandwidth(probe, &measured);
+        probe_close(probe);
+    }
     run->bandwidth_gbs = measured.bandwidth_gbs;
     return code;
+}
+
+static int run_library(struct run *run)
+{
+    int code = run->prepared_file ? model_load(&run->model, run->machine.context, run->prepared_file, &run->layer)
+                                  : model_prepare(&run->model, run->machine.context, &run->layer);
+    if (!code) code = layer_describe(run->machine.context, run->layer, run->pass.compute, &run->layer_info);
+    if (!code) code = pass_prepare(&run->pass, run->machine.context, run->layer);
+    if (!code) code = run_time(run);
+    return code ? code : run_probe(run);
 }
 
 static int run_ref(struct run *run)
@@ -148,7 +180,7 @@ static int run_ref(struct run *run)
     run->layer_info.kernel = "oracle";
     run->layer_info.order = "double precision";
     double started = seconds_now();
-    int code = oracle_forward(run->model.config, &source, run->info.n_threads, &run->pass);
+    int code = oracle_forward(run->model.config, &source, run->machine.n_host_threads, &run->pass);
     run->ms = run->ms_fastest = run->ms_slowest = 1000 * (seconds_now() - started);
     run->n_timed = 1;
     return code;
@@ -204,7 +236,7 @@ static int run_save(const struct run *run)
         outputs[n++] = weights;
     }
     if (run->replay) outputs[n++] = (struct tensor_output){"routed_ids", MOE4_DTYPE_I16, 2, {T, A}, pass->replay};
-    code = tensors_save(run->context, run->output_file, outputs, n);
+    code = tensors_save(run->machine.context, run->output_file, outputs, n);
     free(bf16);
     return code;
 }
@@ -230,11 +262,12 @@ static void run_print_json(const struct run *run)
     json_array_append_new(kernels, json_string(run->layer_info.kernel));
     json_put_text(object, "model", run->path);
     json_put_integer(object, "layer", run->model.layer);
-    json_put_text(object, "backend", is_ref ? "ref" : "cpu");
+    json_put_text(object, "backend", is_ref ? "ref" : machine_word(&run->machine));
     json_object_set_new(object, "kernels", kernels);
-    json_put_text(object, "isa", is_ref ? "none" : run->info.isa_name);
+    json_put_text(object, "isa", is_ref ? "none" : run->machine.info.isa_name);
     json_put_text(object, "order", run->layer_info.order);
-    json_put_integer(object, "threads", run->info.n_threads);
+    if (run->machine.gpu) json_put_text(object, "gpu", run->machine.gpu->name);
+    json_put_integer(object, "threads", is_ref ? run->machine.n_host_threads : run->machine.info.n_threads);
     json_put_integer(object, "tokens", run->pass.n_tokens);
     json_put_integer(object, "hidden_size", config->hidden_size);
     json_put_integer(object, "intermediate_size", config->intermediate_size);
@@ -265,8 +298,9 @@ static void run_print_speed(const struct run *run)
         report_field("time", "%s", human_milliseconds(run->ms).text);
     report_field("speed", "%s tokens/s, %.3g GFLOP/s", human_count(run_tokens_per_second(run)).text, gflops);
     if (run->bandwidth_gbs > 0)
-        report_field("weights", "%.1f GB/s of %s; memory reads at %.1f GB/s", run_gbs(run),
-                     human_plural(run->n_touched, "expert").text, run->bandwidth_gbs);
+        report_field("weights", "%.1f GB/s of %s; memory %s at %.1f GB/s", run_gbs(run),
+                     human_plural(run->n_touched, "expert").text, run->machine.gpu ? "copies" : "reads",
+                     run->bandwidth_gbs);
 }
 
 static void run_print(const struct run *run)
@@ -277,8 +311,7 @@ static void run_print(const struct run *run)
     report_field("layer", "%d experts, %d a token, %lld x %lld, %s", config->n_experts, run->pass.top_k,
                  (long long)config->hidden_size, (long long)config->intermediate_size,
                  activation_word(config->activation));
-    if (run->backend != BACKEND_REF)
-        report_field("machine", "%s, %s, %d threads", run->info.device_name, run->info.isa_name, run->info.n_threads);
+    if (run->backend != BACKEND_REF) report_field("machine", "%s", machine_show(&run->machine).text);
     report_field("kernel", "%s, order \"%s\"", run->layer_info.kernel, run->layer_info.order);
     if (run->layer_info.n_exact_experts)
         report_field("", "%d experts with extreme scales take the exact kernel", run->layer_info.n_exact_experts);
@@ -300,11 +333,11 @@ static void run_print(const struct run *run)
 static int run_all(struct run *run)
 {
     int code = run_open(run);
-    if (!code) code = run->backend == BACKEND_REF ? run_ref(run) : run_cpu(run);
+    if (!code) code = run->backend == BACKEND_REF ? run_ref(run) : run_library(run);
     if (!code && run->output_file) code = run_save(run);
     if (!code && run->check) {
         moe4_expert_source source = model_source(&run->model);
-        code = verify_pass(run->model.config, &source, &run->info, &run->pass, VERIFY_THOROUGH, &run->verified);
+        code = verify_pass(run->model.config, &source, &run->machine, &run->pass, VERIFY_THOROUGH, &run->verified);
     }
     if (!code) code = allocate(&run->load, run->pass.n_experts, sizeof *run->load, "expert load");
     if (code) return code;
@@ -321,7 +354,7 @@ static int run_all(struct run *run)
 
 int cmd_run(int argc, char **argv)
 {
-    struct run run = {.layer_number = FIRST_LAYER, .info = MOE4_CONTEXT_INFO_INIT, .layer_info = MOE4_LAYER_INFO_INIT};
+    struct run run = {.layer_number = FIRST_LAYER, .layer_info = MOE4_LAYER_INFO_INIT};
     const struct option options[] = {
         option_operand("PATH", &run.path, "a checkpoint: folder with config.json and *.safetensors"),
         option_integer("--layer", "N", &run.layer_number, 0, 100000, "number of the layer in the model (the first)"),
@@ -341,14 +374,15 @@ int cmd_run(int argc, char **argv)
                     "write gemm2_rows, row_map and expert_weights instead of their sum, output"),
         option_flag("--replay", &run.replay, "also write routed_ids"),
         option_flag("--stages", &run.stages, "also write intermediate, gemm2_rows, row_map and expert_weights"),
-        option_word("--backend", backend_words, &run.backend, "where it runs; ref is the oracle, slow (auto: cpu)"),
-        option_word("--isa", isa_words, &run.isa, "the highest instruction set to use (auto: the best there is)"),
-        option_integer("--threads", "N", &run.n_threads, 1, 1024, "threads (as many as the process may use)"),
+        option_word("--backend", run_backends, &run.backend,
+                    "where it runs: cuda is GPU 0; ref is the oracle, slow (auto: cpu)"),
+        option_word("--isa", isa_words, &run.where.isa, "the highest instruction set to use (auto: the best there is)"),
+        option_integer("--threads", "N", &run.where.n_threads, 1, 1024, "threads (as many as the process may use)"),
         option_word("--activation-dtype", compute_words, &run.input.compute, "activations' format in the GEMMs (bf16)"),
         option_word("--output-dtype", output_words, &run.input.output, "the output's format (bf16)"),
         option_integer("--output-size", "N", &run.output_size, 1, 1 << 24, "compute only the first N columns (all)"),
         option_pair("--experts", "FIRST:COUNT", &run.experts, 0, 32767, "hold only these experts; others add nothing"),
-        option_text("--tuning", "FILE", &run.tuning_file, "what moe4 tune has measured on this machine"),
+        option_text("--tuning", "FILE", &run.where.tuning, "what moe4 tune has measured on this machine"),
         option_text("--prepared", "FILE", &run.prepared_file,
                     "file that keeps the prepared layer: used if it is of this checkpoint, else written"),
         option_flag("--check", &run.check, "compare a sample of tokens with the oracle, stage by stage"),
@@ -362,6 +396,9 @@ int cmd_run(int argc, char **argv)
     if (run.input.file && run.input.n_tokens) return fail_usage("--tokens generates tokens, but --input brings them");
     if (run.deferred && run.input.output)
         return fail_usage("--deferred leaves out the output, whose --output-dtype is given");
+    if (run.backend == BACKEND_REF && (run.where.tuning || run.prepared_file))
+        return fail_usage("%s is for the library, but --backend is ref", run.prepared_file ? "--prepared" : "--tuning");
+    run.where.device = run.backend == BACKEND_CUDA ? MOE4_DEVICE_CUDA : MOE4_DEVICE_CPU;
     if (!run.input.n_tokens) run.input.n_tokens = DEFAULT_TOKENS;
     code = input_refuse(&run.input);
     if (code) return code;
@@ -370,6 +407,6 @@ int cmd_run(int argc, char **argv)
     pass_end(&run.pass);
     moe4_layer_destroy(run.layer);
     model_close(&run.model);
-    moe4_context_destroy(run.context);
+    machine_close(&run.machine);
     return code;
 }

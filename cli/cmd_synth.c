@@ -329,7 +329,7 @@ int cmd_synth(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
     code = synth_resolve(&synth);
-    if (!code) code = context_open(MOE4_ISA_AUTO, 0, NULL, &synth.context, &info);
+    if (!code) code = context_open_simple(0, &synth.context, &info);
     synth.layers.n_threads = info.n_threads;
     synth.output.context = synth.context;
     synth.output.folder = synth.path;

@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "input.h"
+#include "machine.h"
 #include "message.h"
 #include "model.h"
 #include "moe4/tune.h"
@@ -20,11 +21,11 @@ enum { MOST_VERIFIED_TOKENS = 512 };
 
 struct tune {
     const char *path, *output_file;
-    int64_t layer_number, n_threads, max_tokens, ms_a_choice;
-    int isa, compute, json;
+    struct machine_choice where;
+    int64_t layer_number, max_tokens, ms_a_choice;
+    int backend, compute, json;
 
-    moe4_context *context;
-    moe4_context_info info;
+    struct machine machine;
     struct model model;
     moe4_layer *layer;
     struct progress bar;
@@ -32,10 +33,11 @@ struct tune {
 
 static int tune_open(struct tune *tune)
 {
-    int code = context_open((moe4_isa)tune->isa, tune->n_threads, NULL, &tune->context, &tune->info);
+    int code = machine_open(&tune->where, &tune->machine);
     if (!code)
-        code = model_open(tune->context, tune->path, tune->layer_number, (struct integer_pair){0, 0}, &tune->model);
-    if (!code) code = model_prepare(&tune->model, tune->context, &tune->layer);
+        code = model_open(tune->machine.context, tune->path, tune->layer_number, (struct integer_pair){0, 0},
+                          &tune->model);
+    if (!code) code = model_prepare(&tune->model, tune->machine.context, &tune->layer);
     return code;
 }
 
@@ -55,9 +57,9 @@ static int tune_measure(struct tune *tune)
     options.progress = tune_progress;
     options.user = tune;
     tune->bar = progress_begin("tuning");
-    moe4_status status = moe4_tune(tune->context, tune->layer, &options);
+    moe4_status status = moe4_tune(tune->machine.context, tune->layer, &options);
     progress_end(&tune->bar);
-    return status == MOE4_OK ? EXIT_OK : fail_library(tune->context);
+    return status == MOE4_OK ? EXIT_OK : fail_library(tune->machine.context);
 }
 
 /* Runs a bucket's winner, which the context now uses, past the oracle. */
@@ -67,12 +69,12 @@ static int tune_verify(struct tune *tune, int64_t n_tokens)
     struct verify_report report;
     struct pass pass;
     const struct input_choice choice = {.n_tokens = n_tokens, .compute = tune->compute};
-    int code = input_open(tune->context, &choice, &tune->model, &pass);
+    int code = input_open(tune->machine.context, &choice, &tune->model, &pass);
+    pass.mirror.gpu = tune->machine.gpu;
     if (!code) code = pass_allocate(&pass, PASS_STAGES);
-    if (!code) code = pass_prepare(&pass, tune->context, tune->layer);
-    if (!code && pass_forward(&pass, tune->context, tune->layer, FORWARD_ALL) != MOE4_OK)
-        code = fail_library(tune->context);
-    if (!code) code = verify_pass(tune->model.config, &source, &tune->info, &pass, VERIFY_QUICK, &report);
+    if (!code) code = pass_prepare(&pass, tune->machine.context, tune->layer);
+    if (!code) code = pass_forward(&pass, tune->machine.context, tune->layer, FORWARD_ALL);
+    if (!code) code = verify_pass(tune->model.config, &source, &tune->machine, &pass, VERIFY_QUICK, &report);
     if (!code && !verify_is_good(&report))
         code = fail("the tactic for %lld tokens gives results outside the oracle's bounds", (long long)n_tokens);
     pass_end(&pass);
@@ -101,20 +103,20 @@ static int tune_run(struct tune *tune)
     if (!code) code = tune_measure(tune);
     if (!code && !tune->json)
         printf("%7s %12s %12s %10s %10s %10s\n", "tokens", "tile_tokens", "claim_share", "ms", "default", "gained");
-    for (int32_t i = 0; !code && i < moe4_tuning_count(tune->context); ++i) {
+    for (int32_t i = 0; !code && i < moe4_tuning_count(tune->machine.context); ++i) {
         moe4_tuning_entry entry;
-        moe4_tuning_get(tune->context, i, &entry);
+        moe4_tuning_get(tune->machine.context, i, &entry);
         if (entry.n_tokens <= MOST_VERIFIED_TOKENS) code = tune_verify(tune, entry.n_tokens);
         if (!code) entry_print(tune, &entry);
     }
-    if (!code && moe4_tuning_save(tune->context, tune->output_file) != MOE4_OK) code = fail_library(tune->context);
+    if (!code && moe4_tuning_save(tune->machine.context, tune->output_file) != MOE4_OK)
+        code = fail_library(tune->machine.context);
     return code;
 }
 
 int cmd_tune(int argc, char **argv)
 {
-    struct tune tune = {
-        .layer_number = FIRST_LAYER, .max_tokens = 8192, .ms_a_choice = 200, .info = MOE4_CONTEXT_INFO_INIT};
+    struct tune tune = {.layer_number = FIRST_LAYER, .max_tokens = 8192, .ms_a_choice = 200};
     const struct option options[] = {
         option_operand("PATH", &tune.path, "a checkpoint: folder with config.json and *.safetensors"),
         option_required(option_text("--output", "FILE", &tune.output_file,
@@ -123,17 +125,20 @@ int cmd_tune(int argc, char **argv)
         option_integer("--max-tokens", "T", &tune.max_tokens, 1, 1 << 20, "the largest batch size (8192)"),
         option_integer("--ms", "MS", &tune.ms_a_choice, 1, 60000, "time to spend on each choice (200)"),
         option_word("--activation-dtype", compute_words, &tune.compute, "activations' format in the GEMMs (bf16)"),
-        option_word("--isa", isa_words, &tune.isa, "the highest instruction set to use (auto: the best there is)"),
-        option_integer("--threads", "N", &tune.n_threads, 1, 1024, "threads (as many as the process may use)"),
+        option_word("--backend", backend_words, &tune.backend, "where it runs (cpu)"),
+        option_word("--isa", isa_words, &tune.where.isa,
+                    "the highest instruction set to use (auto: the best there is)"),
+        option_integer("--threads", "N", &tune.where.n_threads, 1, 1024, "threads (as many as the process may use)"),
         option_flag("--json", &tune.json, "report one JSON object a line and batch size"),
     };
     const struct usage usage = {"tune", "Measures how this machine runs a layer fastest, for a range of batch sizes.",
                                 options, sizeof options / sizeof *options};
     int code;
     if (!options_parse(&usage, argc, argv, &code)) return code;
+    tune.where.device = (moe4_device)tune.backend;
     code = tune_run(&tune);
     moe4_layer_destroy(tune.layer);
     model_close(&tune.model);
-    moe4_context_destroy(tune.context);
+    machine_close(&tune.machine);
     return code;
 }

@@ -1,14 +1,11 @@
 /* The scale histograms of all layers as a picture: a row a layer, a column a scale, darker where more blocks have it.
  */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "command.h"
 #include "health.h"
-#include "message.h"
+#include "svg.h"
 
 enum { LEFT = 64, TOP = 56, CELL_W = 14, CELL_H = 14, RIGHT = 24, BOTTOM = 48, LOWEST_WIDTH = 420 };
 
@@ -26,17 +23,6 @@ static struct span span_of(const struct health *health)
             span.last = byte > span.last ? byte : span.last;
         }
     return span.first > span.last ? (struct span){127, 127} : span;
-}
-
-static void put_text(FILE *file, const char *text)
-{
-    for (; *text; ++text) {
-        const char *entity = *text == '<' ? "&lt;" : *text == '>' ? "&gt;" : *text == '&' ? "&amp;" : NULL;
-        if (entity)
-            fputs(entity, file);
-        else
-            fputc(*text, file);
-    }
 }
 
 /* Logarithmic: one block in a million is still seen. */
@@ -68,27 +54,15 @@ static void put_axis(FILE *file, struct span span, int y)
 int health_plot(const struct health *health, const char *title, const char *path)
 {
     struct span span = span_of(health);
-    char temporary[4096];
+    struct svg svg;
     int width = LEFT + (span.last - span.first + 1) * CELL_W + RIGHT + 72, bottom = TOP + health->n_layers * CELL_H;
-    if (width < LOWEST_WIDTH) width = LOWEST_WIDTH;
-    snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
-    FILE *file = fopen(temporary, "w");
-    if (!file) return fail("%s: %s", path, strerror(errno));
-    fprintf(file,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
-            "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n"
-            "<text x=\"%d\" y=\"22\" font-size=\"14\">",
-            width, bottom + BOTTOM, LEFT);
-    put_text(file, title);
-    fprintf(file, "</text>\n<text x=\"%d\" y=\"40\">share of blocks with each scale, logarithmic</text>\n", LEFT);
-    for (int32_t i = 0; i < health->n_layers; ++i) put_layer(file, &health->layers[i], span, TOP + i * CELL_H);
-    put_axis(file, span, bottom + 14);
-    fprintf(file, "<text x=\"%d\" y=\"%d\">exponent of the scale (rows: layers)</text>\n</svg>\n", LEFT, bottom + 34);
-    int failed = ferror(file);
-    if (fclose(file) || failed || rename(temporary, path)) {
-        int code = fail("%s: %s", path, strerror(errno));
-        unlink(temporary);
-        return code;
-    }
-    return EXIT_OK;
+    int code = svg_open(&svg, path, width < LOWEST_WIDTH ? LOWEST_WIDTH : width, bottom + BOTTOM);
+    if (code) return code;
+    fprintf(svg.file, "<text x=\"%d\" y=\"22\" font-size=\"14\">", LEFT);
+    svg_text(&svg, title);
+    fprintf(svg.file, "</text>\n<text x=\"%d\" y=\"40\">share of blocks with each scale, logarithmic</text>\n", LEFT);
+    for (int32_t i = 0; i < health->n_layers; ++i) put_layer(svg.file, &health->layers[i], span, TOP + i * CELL_H);
+    put_axis(svg.file, span, bottom + 14);
+    fprintf(svg.file, "<text x=\"%d\" y=\"%d\">exponent of the scale (rows: layers)</text>\n", LEFT, bottom + 34);
+    return svg_close(&svg);
 }

@@ -51,18 +51,20 @@ void note(const char *format, ...)
     va_end(arguments);
 }
 
-int context_open(moe4_isa isa, int64_t n_threads, const moe4_allocator *allocator, moe4_context **context,
-                 moe4_context_info *info)
+int context_open(const moe4_context_config *config, moe4_context **context, moe4_context_info *info)
 {
-    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
-    config.isa = isa;
-    config.n_threads = (int32_t)n_threads;
-    config.allocator = allocator;
-    moe4_status status = moe4_context_create(&config, context);
+    moe4_status status = moe4_context_create(config, context);
     if (!*context) return fail("no context: %s", moe4_status_name(status));
-    if (status == MOE4_OK && moe4_context_describe(*context, info) == MOE4_OK) return EXIT_OK;
+    if (status == MOE4_OK && (!info || moe4_context_describe(*context, info) == MOE4_OK)) return EXIT_OK;
     int code = fail_library(*context);
     moe4_context_destroy(*context);
     *context = NULL;
     return code;
+}
+
+int context_open_simple(int64_t n_threads, moe4_context **context, moe4_context_info *info)
+{
+    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+    config.n_threads = (int32_t)n_threads;
+    return context_open(&config, context, info);
 }

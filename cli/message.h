@@ -21,8 +21,10 @@ int fail_library(const moe4_context *context);
 /* Something worth knowing that is no failure. */
 __attribute__((format(printf, 1, 2))) void note(const char *format, ...);
 
-/* Creates a context and describes it.  On failure says why, and *context is NULL. */
-int context_open(moe4_isa isa, int64_t n_threads, const moe4_allocator *allocator, moe4_context **context,
-                 moe4_context_info *info);
+/* Creates a context and describes it (info NULL = not wanted).  On failure says why, and *context is NULL. */
+int context_open(const moe4_context_config *config, moe4_context **context, moe4_context_info *info);
+
+/* The same for a verb that only reads and writes files, on so many threads (0 = as many as the process may use). */
+int context_open_simple(int64_t n_threads, moe4_context **context, moe4_context_info *info);
 
 #endif

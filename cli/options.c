@@ -29,6 +29,11 @@ struct option option_word(const char *name, const char *const *words, int *targe
     return (struct option){.kind = OPTION_WORD, .name = name, .target = target, .words = words, .help = help};
 }
 
+struct option option_words(const char *name, const char *const *words, struct integer_list *target, const char *help)
+{
+    return (struct option){.kind = OPTION_WORDS, .name = name, .target = target, .words = words, .help = help};
+}
+
 struct option option_integer(const char *name, const char *value, int64_t *target, int64_t low, int64_t high,
                              const char *help)
 {
@@ -91,18 +96,41 @@ static int text_parse(const struct option *option, const char *text)
     return EXIT_OK;
 }
 
-static int word_parse(const struct option *option, const char *text)
+/* The index of the word that is the first `length` characters of text; -1 after it has been refused. */
+static int word_find(const struct option *option, const char *text, size_t length)
 {
     char known[256] = "";
     for (int i = 0; option->words[i]; ++i) {
-        if (!strcmp(option->words[i], text)) {
-            *(int *)option->target = i;
-            return EXIT_OK;
-        }
+        if (strlen(option->words[i]) == length && !strncmp(option->words[i], text, length)) return i;
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", option->words[i]);
     }
-    return fail_usage("%s: \"%s\" is not one of %s", option->name, text, known);
+    fail_usage("%s: \"%.*s\" is not one of %s", option->name, (int)length, text, known);
+    return -1;
+}
+
+static int word_parse(const struct option *option, const char *text)
+{
+    int word = word_find(option, text, strlen(text));
+    if (word < 0) return EXIT_USAGE;
+    *(int *)option->target = word;
+    return EXIT_OK;
+}
+
+static int words_parse(const struct option *option, const char *text)
+{
+    struct integer_list *list = option->target;
+    int32_t capacity = (int32_t)(sizeof list->values / sizeof *list->values);
+    list->count = 0;
+    for (const char *item = text; item;) {
+        const char *comma = strchr(item, ',');
+        int word = word_find(option, item, comma ? (size_t)(comma - item) : strlen(item));
+        if (word < 0) return EXIT_USAGE;
+        if (list->count == capacity) return fail_usage("%s: more than %d words", option->name, (int)capacity);
+        list->values[list->count++] = word;
+        item = comma ? comma + 1 : NULL;
+    }
+    return EXIT_OK;
 }
 
 static int whole_integer_parse(const struct option *option, const char *text)
@@ -147,9 +175,13 @@ static int pair_parse(const struct option *option, const char *text)
 }
 
 static int (*const value_parsers[])(const struct option *, const char *) = {
-    [OPTION_OPERAND] = text_parse,  [OPTION_TEXT] = text_parse,
-    [OPTION_WORD] = word_parse,     [OPTION_INTEGER] = whole_integer_parse,
-    [OPTION_NUMBER] = number_parse, [OPTION_INTEGERS] = integers_parse,
+    [OPTION_OPERAND] = text_parse,
+    [OPTION_TEXT] = text_parse,
+    [OPTION_WORD] = word_parse,
+    [OPTION_WORDS] = words_parse,
+    [OPTION_INTEGER] = whole_integer_parse,
+    [OPTION_NUMBER] = number_parse,
+    [OPTION_INTEGERS] = integers_parse,
     [OPTION_PAIR] = pair_parse,
 };
 

@@ -18,6 +18,7 @@ typedef enum option_kind {
     OPTION_FLAG,
     OPTION_TEXT,
     OPTION_WORD,
+    OPTION_WORDS,
     OPTION_INTEGER,
     OPTION_NUMBER,
     OPTION_INTEGERS,
@@ -30,7 +31,7 @@ struct option {
     const char *value;        /* its placeholder in the help: "T" */
     void *target;             /* of the type that the kind's function below takes; untouched when not given */
     int64_t low, high;        /* INTEGER, INTEGERS, PAIR */
-    const char *const *words; /* WORD: NULL-terminated */
+    const char *const *words; /* WORD, WORDS: NULL-terminated */
     const char *help;
     int is_required;
 };
@@ -44,6 +45,8 @@ struct option option_flag(const char *name, int *target, const char *help); /* s
 struct option option_text(const char *name, const char *value, const char **target, const char *help);
 struct option option_word(const char *name, const char *const *words, int *target,
                           const char *help); /* index of the word */
+struct option option_words(const char *name, const char *const *words, struct integer_list *target,
+                           const char *help); /* their indices: word,word */
 struct option option_integer(const char *name, const char *value, int64_t *target, int64_t low, int64_t high,
                              const char *help);
 struct option option_number(const char *name, const char *value, double *target, const char *help); /* finite */

@@ -74,19 +74,21 @@ static int prepare(moe4_context *context, const moe4_layer_config *config, const
     return EXIT_OK;
 }
 
-int packing_measure(moe4_isa isa, int64_t n_threads, const moe4_layer_config *config, const moe4_expert_source *source,
-                    double *gbs)
+int packing_measure(const struct machine_choice *where, const moe4_layer_config *config,
+                    const moe4_expert_source *source, double *gbs)
 {
     struct recycler recycler = {0};
     const moe4_allocator allocator = {recycle_allocate, recycle_release, &recycler};
     moe4_layer_config few = *config;
     if (few.n_experts > MOST_EXPERTS) few.n_local_experts = MOST_EXPERTS;
-    moe4_context *context = NULL;
-    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
-    int code = context_open(isa, n_threads, &allocator, &context, &info);
-    if (!code) code = prepare(context, &few, source, gbs);
-    if (!code) code = prepare(context, &few, source, gbs);
-    moe4_context_destroy(context);
+    struct machine_choice choice = *where;
+    choice.allocator = &allocator;
+    choice.tuning = NULL; /* which says nothing of preparing */
+    struct machine machine;
+    int code = machine_open(&choice, &machine);
+    if (!code) code = prepare(machine.context, &few, source, gbs);
+    if (!code) code = prepare(machine.context, &few, source, gbs);
+    machine_close(&machine);
     for (int i = 0; i < MAX_BLOCKS; ++i) free(recycler.blocks[i].memory);
     return code;
 }

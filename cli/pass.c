@@ -26,6 +26,7 @@ struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, in
         .x_dtype = MOE4_DTYPE_BF16,
         .router_x_dtype = MOE4_DTYPE_BF16,
         .logits_dtype = MOE4_DTYPE_F32,
+        .n_logit_sets = 1,
         .weights_dtype = MOE4_DTYPE_F32,
         .y_dtype = MOE4_DTYPE_BF16,
     };
@@ -92,14 +93,59 @@ int pass_allocate(struct pass *pass, int wants)
     return code;
 }
 
+/* ---- Where the layer is ------------------------------------------------------------------------------------------ */
+
+/* Room on the GPU for every block there is, and the inputs there. */
+static int pass_mirror(struct pass *pass)
+{
+    const int64_t T = pass->n_tokens, E = pass->n_experts, R = T * pass->top_k, O = pass->output_size;
+    const int64_t H = pass->hidden_size, I = pass->intermediate_size;
+    const int64_t x_scales = pass->compute == MOE4_COMPUTE_FP8 ? (int64_t)sizeof(float) : H / SCALE_BLOCK;
+    const struct {
+        void *host;
+        int64_t count;
+        size_t bytes;
+    } blocks[] = {{pass->x, T * H, dtype_bytes(pass->x_dtype)},
+                  {pass->x_scale, T * x_scales, 1},
+                  {pass->router_x, T * pass->router_size, dtype_bytes(pass->router_x_dtype)},
+                  {pass->token_ids, T, sizeof *pass->token_ids},
+                  {pass->given_logits, pass->n_logit_sets * T * E, dtype_bytes(pass->logits_dtype)},
+                  {pass->given_ids, R, sizeof *pass->given_ids},
+                  {pass->given_weights, R, dtype_bytes(pass->weights_dtype)},
+                  {pass->addend, T * O, dtype_bytes(pass->y_dtype)},
+                  {pass->y, T * O, dtype_bytes(pass->y_dtype)},
+                  {pass->logits, T * E, sizeof *pass->logits},
+                  {pass->ids, R, sizeof *pass->ids},
+                  {pass->weights, R, sizeof *pass->weights},
+                  {pass->intermediate, R * I, pass_intermediate_bytes(pass)},
+                  {pass->intermediate_scale, R, pass_scale_bytes(pass)},
+                  {pass->gemm2_rows, R * O, sizeof *pass->gemm2_rows},
+                  {pass->row_map, R, sizeof *pass->row_map},
+                  {&pass->n_rows, 1, sizeof pass->n_rows},
+                  {pass->replay, R, sizeof *pass->replay}};
+    enum { N_BLOCKS = sizeof blocks / sizeof *blocks, N_INPUTS = 8 };
+    int code = EXIT_OK;
+    for (int i = 0; !code && i < N_BLOCKS; ++i) {
+        code = mirror_add(&pass->mirror, blocks[i].host, (size_t)blocks[i].count * blocks[i].bytes, "a batch");
+        if (!code && i < N_INPUTS) code = mirror_upload(&pass->mirror, blocks[i].host);
+    }
+    return code;
+}
+
 int pass_prepare(struct pass *pass, moe4_context *context, const moe4_layer *layer)
 {
+    struct gpu *gpu = pass->mirror.gpu;
     if (moe4_workspace_bytes(context, layer, pass->compute, pass->n_tokens, pass->top_k, &pass->workspace_bytes) !=
         MOE4_OK)
         return fail_library(context);
-    return allocate(&pass->workspace, (int64_t)pass->workspace_bytes, 1, "workspace");
+    if (!gpu) return allocate(&pass->workspace, (int64_t)pass->workspace_bytes, 1, "workspace");
+    int code = gpu->calls->allocate(gpu, &pass->workspace, pass->workspace_bytes, "workspace");
+    return code ? code : pass_mirror(pass);
 }
 
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+/* In the command's memory. */
 static moe4_result pass_result(struct pass *pass, pass_results results)
 {
     moe4_result result = MOE4_RESULT_INIT;
@@ -125,42 +171,99 @@ static moe4_result pass_result(struct pass *pass, pass_results results)
     return result;
 }
 
-moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results)
+/* The same where the layer is. */
+static moe4_result result_there(const struct mirror *mirror, moe4_result result)
 {
+    result.y = mirror_of(mirror, result.y);
+    result.logits = mirror_of(mirror, result.logits);
+    result.ids = mirror_of(mirror, result.ids);
+    result.weights = mirror_of(mirror, result.weights);
+    result.replay = mirror_of(mirror, result.replay);
+    result.intermediate = mirror_of(mirror, result.intermediate);
+    result.intermediate_scale = mirror_of(mirror, result.intermediate_scale);
+    result.gemm2_rows = mirror_of(mirror, result.gemm2_rows);
+    result.row_map = mirror_of(mirror, result.row_map);
+    result.n_rows = mirror_of(mirror, result.n_rows);
+    return result;
+}
+
+static int result_download(const struct mirror *mirror, const moe4_result *result)
+{
+    void *const blocks[] = {result->y,          result->logits,
+                            result->ids,        result->weights,
+                            result->replay,     result->intermediate,
+                            result->gemm2_rows, result->row_map,
+                            result->n_rows,     result->intermediate_scale};
+    int code = EXIT_OK;
+    for (size_t i = 0; !code && i < sizeof blocks / sizeof *blocks; ++i) code = mirror_download(mirror, blocks[i]);
+    return code;
+}
+
+static moe4_batch batch_there(const struct pass *pass)
+{
+    const struct mirror *mirror = &pass->mirror;
     moe4_batch batch = MOE4_BATCH_INIT;
     batch.n_tokens = pass->n_tokens;
     batch.compute = pass->compute;
-    batch.x = pass->x;
+    batch.x = mirror_of(mirror, pass->x);
     batch.x_dtype = pass->x_dtype;
-    batch.x_scale = pass->x_scale;
-    batch.router_x = pass->router_x;
+    batch.x_scale = mirror_of(mirror, pass->x_scale);
+    batch.router_x = mirror_of(mirror, pass->router_x);
     batch.router_x_dtype = pass->router_x_dtype;
     batch.ldrouter_x = pass->router_size;
-    batch.token_ids = pass->token_ids;
+    batch.token_ids = mirror_of(mirror, pass->token_ids);
     batch.workspace = pass->workspace;
     batch.workspace_bytes = pass->workspace_bytes;
-    moe4_result result = pass_result(pass, results);
+    batch.stream = mirror->gpu ? mirror->gpu->stream : NULL;
+    return batch;
+}
+
+int pass_enqueue(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results)
+{
+    const struct mirror *mirror = &pass->mirror;
+    const moe4_batch batch = batch_there(pass);
+    const moe4_result result = result_there(mirror, pass_result(pass, results));
+    moe4_status status;
     if (pass->routing == PASS_IDS) {
         moe4_topk topk = MOE4_TOPK_INIT;
         topk.format = pass->topk_format;
         topk.top_k = pass->top_k;
-        topk.ids = pass->given_ids;
-        topk.weights = pass->given_weights;
+        topk.ids = mirror_of(mirror, pass->given_ids);
+        topk.weights = mirror_of(mirror, pass->given_weights);
         topk.weights_dtype = pass->weights_dtype;
         topk.weight_use = pass->weight_use;
-        return moe4_forward_experts(context, layer, &batch, &topk, &result);
+        status = moe4_forward_experts(context, layer, &batch, &topk, &result);
+    } else {
+        moe4_logits logits = MOE4_LOGITS_INIT;
+        logits.logits = mirror_of(mirror, pass->given_logits);
+        logits.dtype = pass->logits_dtype;
+        status = moe4_forward_router(context, layer, &batch, pass->routing == PASS_LOGITS ? &logits : NULL, &result);
     }
-    moe4_logits logits = MOE4_LOGITS_INIT;
-    logits.logits = pass->given_logits;
-    logits.dtype = pass->logits_dtype;
-    return moe4_forward_router(context, layer, &batch, pass->routing == PASS_LOGITS ? &logits : NULL, &result);
+    return status == MOE4_OK ? EXIT_OK : fail_library(context);
 }
 
-void pass_refresh(struct pass *pass)
+int pass_refresh(struct pass *pass)
 {
-    size_t count = (size_t)(pass->n_tokens * pass->output_size);
-    if (pass->addend) memcpy(pass->y, pass->addend, count * dtype_bytes(pass->y_dtype));
+    const struct mirror *mirror = &pass->mirror;
+    size_t bytes = (size_t)(pass->n_tokens * pass->output_size) * dtype_bytes(pass->y_dtype);
+    if (!pass->addend) return EXIT_OK;
+    if (mirror->gpu)
+        return mirror->gpu->calls->copy(mirror->gpu, mirror_of(mirror, pass->y), mirror_of(mirror, pass->addend),
+                                        bytes);
+    memcpy(pass->y, pass->addend, bytes);
+    return EXIT_OK;
 }
+
+int pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results)
+{
+    const moe4_result result = pass_result(pass, results);
+    int code = pass_refresh(pass);
+    if (!code) code = pass_enqueue(pass, context, layer, results);
+    if (!code) code = result_download(&pass->mirror, &result);
+    return code || moe4_context_check(context) == MOE4_OK ? code : fail_library(context);
+}
+
+/* ---- What the oracle sees ---------------------------------------------------------------------------------------- */
 
 struct pass_choice pass_given(const struct pass *pass, int64_t slot)
 {
@@ -241,7 +344,12 @@ void pass_end(struct pass *pass)
                             pass->intermediate,
                             pass->gemm2_rows,
                             pass->row_map,
-                            pass->replay,
-                            pass->workspace};
+                            pass->replay};
+    struct gpu *gpu = pass->mirror.gpu;
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) free(blocks[i]);
+    mirror_close(&pass->mirror);
+    if (gpu && pass->workspace)
+        gpu->calls->release(gpu, pass->workspace);
+    else
+        free(pass->workspace);
 }

@@ -2,6 +2,7 @@
 #ifndef MOE4_CLI_PASS_H
 #define MOE4_CLI_PASS_H
 
+#include "mirror.h"
 #include "moe4/moe4.h"
 
 /* Where ids and weights come from. */
@@ -30,6 +31,8 @@ struct pass {
     int32_t *token_ids;  /* [T], for hash routing; NULL = none */
     void *given_logits;  /* [T, E] */
     moe4_dtype logits_dtype;
+    int32_t
+        n_logit_sets; /* for how many calls given_logits has logits, one after another: 1, more where they are queued */
     moe4_topk_format topk_format;
     int32_t *given_ids;  /* [T, A]; PACKED: with the weights */
     void *given_weights; /* [T, A]; PACKED: NULL */
@@ -49,7 +52,8 @@ struct pass {
     int64_t n_rows;
     int16_t *replay; /* [T, A]; PASS_REPLAY */
 
-    void *workspace;
+    struct mirror mirror; /* of all that, where the layer is on a GPU; its gpu is set before pass_prepare */
+    void *workspace;      /* where the layer is */
     size_t workspace_bytes;
 };
 
@@ -60,20 +64,25 @@ struct pass pass_begin(const moe4_layer_config *config, pass_routing routing, in
 /* Allocates room for the results. */
 int pass_allocate(struct pass *pass, int wants);
 
-/* Workspace for passes through this layer. */
+/* Workspace for passes through this layer, and on a GPU room for all that has been allocated.  The pass must then stay
+ * where it is. */
 int pass_prepare(struct pass *pass, moe4_context *context, const moe4_layer *layer);
 
-/* Runs the library for some of the results: what a caller usually wants, the same without the sum over slots (with
- * PASS_STAGES only), or all that was allocated. */
+/* Some of the results: what a caller usually wants, the same without the sum over slots (with PASS_STAGES only), or all
+ * that was allocated. */
 typedef enum pass_results {
     FORWARD_OUTPUT,   /* y, ids, weights */
     FORWARD_DEFERRED, /* gemm2_rows, row_map, ids, weights */
     FORWARD_ALL
 } pass_results;
-moe4_status pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
 
-/* Puts back into y what a call adds to, where it adds; every call needs it anew. */
-void pass_refresh(struct pass *pass);
+/* Runs the library; the results are then in the pass.  On failure says why. */
+int pass_forward(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
+
+/* The two parts of it that can be timed apart.  Refreshing puts back into y what a call adds to, where it adds, which
+ * every call needs anew; a call on a GPU is only queued, with the inputs that were last uploaded. */
+int pass_refresh(struct pass *pass);
+int pass_enqueue(struct pass *pass, moe4_context *context, const moe4_layer *layer, pass_results results);
 
 /* What slot p = t*A + a was given (PASS_IDS). */
 struct pass_choice {

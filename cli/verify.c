@@ -55,12 +55,13 @@ static void sample_choose(struct sample *sample, int64_t work)
     sample->n_tokens = n;
 }
 
-/* The sums of a kernel: at most one partial sum a block. */
-static ref_arithmetic sample_arithmetic(const struct pass *pass, const moe4_context_info *context)
+/* The sums of a kernel: at most one partial sum a block.  Those of a GPU's tensor cores are cut off, not rounded. */
+static ref_arithmetic sample_arithmetic(const struct pass *pass, const struct machine *machine)
 {
     int64_t K = pass->hidden_size > pass->intermediate_size ? pass->hidden_size : pass->intermediate_size;
     const ref_arithmetic fp32 = REF_ARITHMETIC_FP32; /* int8 sums are f32 on every level */
-    ref_arithmetic arithmetic = pass->compute == MOE4_COMPUTE_INT8 ? fp32 : ref_arithmetic_of(context->isa);
+    ref_arithmetic arithmetic = pass->compute == MOE4_COMPUTE_INT8 ? fp32 : ref_arithmetic_of(machine->info.isa);
+    if (machine->info.device == MOE4_DEVICE_CUDA) arithmetic.unit = 0x1p-23;
     arithmetic.segments = K / K_PER_SEGMENT;
     return arithmetic;
 }
@@ -310,19 +311,20 @@ static int check_layer(const struct sample *sample, const moe4_expert_source *so
     return code;
 }
 
-int verify_pass(const moe4_layer_config *config, const moe4_expert_source *source, const moe4_context_info *context,
+int verify_pass(const moe4_layer_config *config, const moe4_expert_source *source, const struct machine *machine,
                 const struct pass *pass, int64_t work, struct verify_report *report)
 {
-    struct sample sample = {.config = config, .pass = pass, .arithmetic = sample_arithmetic(pass, context)};
+    const int32_t n_threads = machine->n_host_threads;
+    struct sample sample = {.config = config, .pass = pass, .arithmetic = sample_arithmetic(pass, machine)};
     *report = (struct verify_report){0};
     for (int stage = 0; stage < VERIFY_STAGES; ++stage) report->stages[stage] = (ref_verdict)REF_VERDICT_INIT;
     sample_choose(&sample, work);
     report->n_tokens = sample.n_tokens;
     report->mode = oracle_mode(pass->compute);
     int code = check_routing(&sample, report);
-    if (!code) code = check_experts(&sample, source, context->n_threads, report);
+    if (!code) code = check_experts(&sample, source, n_threads, report);
     if (!code) code = check_output(&sample, report);
-    if (!code) code = check_layer(&sample, source, context->n_threads, report);
+    if (!code) code = check_layer(&sample, source, n_threads, report);
     return code;
 }
 

@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include "machine.h"
 #include "pass.h"
 #include "ref.h"
 
@@ -31,7 +32,7 @@ enum { VERIFY_QUICK = 100000000, VERIFY_THOROUGH = 400000000 };
 
 /* Checks up to 16 tokens of a pass with all stages (pass_forward, FORWARD_ALL), fewer of a large layer: as many as
  * `work` pays for, but one at least. */
-int verify_pass(const moe4_layer_config *config, const moe4_expert_source *source, const moe4_context_info *context,
+int verify_pass(const moe4_layer_config *config, const moe4_expert_source *source, const struct machine *machine,
                 const struct pass *pass, int64_t work, struct verify_report *report);
 
 /* Whether the whole layer of the sampled tokens is close enough. */

@@ -9,6 +9,7 @@ const char *const routing_words[] = {"default",       "renormalize",    "deepsee
                                      "topk",          "sigmoid_renorm", "minimax2",    "sigmoid", "topk_sigmoid",
                                      "sqrt_softplus", "hash",           NULL};
 
+const char *const backend_words[] = {"cpu", "cuda", NULL};
 const char *const weight_words[] = {"output", "input", NULL};
 const char *const output_words[] = {"bf16", "f16", "f32", NULL};
 

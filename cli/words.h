@@ -7,6 +7,7 @@
 extern const char *const isa_words[];     /* index = moe4_isa */
 extern const char *const compute_words[]; /* index = moe4_compute */
 extern const char *const routing_words[]; /* index + 1 = moe4_routing_method */
+extern const char *const backend_words[]; /* index = moe4_device */
 extern const char *const weight_words[];  /* index = moe4_weight_use */
 extern const char *const output_words[];  /* what y may be; */
 moe4_dtype output_dtype(int index);       /* one of them */

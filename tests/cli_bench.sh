@@ -27,3 +27,22 @@ says "$out" "ratio"
 says "$out" "GB/s read"
 expect 1 bench --shape k3 --experts 32767
 says "$err" "32767 experts need"
+
+# Several shapes, and their picture: a line and a dashed floor a shape, a dot a point; it appears only when complete.
+plot=$work/times.svg
+# shellcheck disable=SC2086
+expect 0 bench --shape dsv3,oss20b --experts 16 --tokens 4,1 --json --plot "$plot" $small
+[ "$(wc -l <"$out")" -eq 4 ] || die "not a line a point:"
+says "$out" '"shape":"dsv3","tokens":1,'
+says "$out" '"shape":"oss20b","tokens":4,'
+[ "$(grep -c '<polyline' "$plot")" -eq 4 ] && [ "$(grep -c 'stroke-dasharray' "$plot")" -eq 2 ] || die "not two lines a shape"
+[ "$(grep -c '<circle' "$plot")" -eq 4 ] || die "not a dot a point"
+says "$plot" "oss20b, 4 tokens: "
+tail -1 "$plot" | grep -qx "</svg>" || die "the picture does not end"
+xs=$(sed -n 's/.*<circle cx="\([0-9]*\).*/\1/p' "$plot" | head -2)
+[ "$xs" = "$(echo "$xs" | sort -n)" ] || die "the points are not in the order of tokens: $xs"
+if command -v xmllint >/dev/null; then xmllint --noout "$plot" || die "no XML"; fi
+# shellcheck disable=SC2086
+expect 1 bench --experts 8 --tokens 1 --plot "$work/none/times.svg" $small
+says "$err" "$work/none/times.svg: No such file or directory"
+refuses 2 '--shape: "oss" is not one of oss20b, oss120b, v4flash, dsv3, k3' bench --shape dsv3,oss

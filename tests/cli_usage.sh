@@ -34,7 +34,7 @@ refuses 2 '--json takes no value, but is given "yes"' run a --json=yes
 for bad in abc "" 0 -1 1048577 1.5 "7 " 99999999999999999999; do
     refuses 2 "--tokens: \"$bad\" is not a number in 1..1048576" run a --tokens "$bad"
 done
-refuses 2 '--backend: "gpu" is not one of auto, ref, cpu' run a --backend gpu
+refuses 2 '--backend: "gpu" is not one of auto, ref, cpu, cuda' run a --backend gpu
 refuses 2 '--experts: "3" is not a pair (8:4) of numbers in 0..32767' run a --experts 3
 refuses 2 '--tokens: "1,,2" is not a list (1,2,3) of numbers in 1..1048576' bench --tokens 1,,2
 refuses 2 '--scale: "nan" is not a finite number' route --scale nan

@@ -23,8 +23,7 @@ struct fixture {
     moe4_layer_config config;
     struct workload workload;
     moe4_expert_source source;
-    moe4_context *context;
-    moe4_context_info info;
+    struct machine machine;
     moe4_layer *layer;
     struct pass pass;
 };
@@ -36,12 +35,10 @@ static void fixture_open(struct fixture *f, moe4_compute compute)
     f->shape.hidden_size = 96;
     f->shape.intermediate_size = 64;
     f->config = layer_shape_config(&f->shape);
-    f->info = (moe4_context_info)MOE4_CONTEXT_INFO_INIT;
-    assert_int_equal(moe4_context_create(NULL, &f->context), MOE4_OK);
-    assert_int_equal(moe4_context_describe(f->context, &f->info), MOE4_OK);
+    assert_int_equal(machine_open(&(struct machine_choice){.n_threads = 2}, &f->machine), 0);
     assert_int_equal(workload_open(&f->shape, 1, &f->workload), 0);
     f->source = workload_source(&f->workload);
-    assert_int_equal(moe4_layer_create_from(f->context, &f->config, &f->source, &f->layer), MOE4_OK);
+    assert_int_equal(moe4_layer_create_from(f->machine.context, &f->config, &f->source, &f->layer), MOE4_OK);
     struct pass *pass = &f->pass;
     *pass = pass_begin(&f->config, PASS_LOGITS, TOKENS, f->config.routing.top_k);
     pass->compute = compute;
@@ -50,22 +47,22 @@ static void fixture_open(struct fixture *f, moe4_compute compute)
     generate_inputs(generate_key(0, GENERATE_INPUT, 0), 0, TOKENS, f->config.hidden_size, pass->x);
     assert_int_equal(workload_logits(LOAD_UNIFORM, 0, TOKENS, f->config.n_experts, pass->given_logits), 0);
     assert_int_equal(pass_allocate(pass, PASS_STAGES), 0);
-    assert_int_equal(pass_prepare(pass, f->context, f->layer), 0);
-    assert_int_equal(pass_forward(pass, f->context, f->layer, FORWARD_ALL), MOE4_OK);
+    assert_int_equal(pass_prepare(pass, f->machine.context, f->layer), 0);
+    assert_int_equal(pass_forward(pass, f->machine.context, f->layer, FORWARD_ALL), MOE4_OK);
 }
 
 static void fixture_close(struct fixture *f)
 {
     pass_end(&f->pass);
     moe4_layer_destroy(f->layer);
-    moe4_context_destroy(f->context);
+    machine_close(&f->machine);
     workload_close(&f->workload);
 }
 
 static struct verify_report fixture_verify(struct fixture *f)
 {
     struct verify_report report;
-    assert_int_equal(verify_pass(&f->config, &f->source, &f->info, &f->pass, VERIFY_THOROUGH, &report), 0);
+    assert_int_equal(verify_pass(&f->config, &f->source, &f->machine, &f->pass, VERIFY_THOROUGH, &report), 0);
     assert_int_equal(report.n_tokens, TOKENS);
     return report;
 }
@@ -196,9 +193,8 @@ static void fixture_give_ids(struct fixture *f)
     pass_end(&f->pass);
     f->pass = given;
     assert_int_equal(pass_allocate(&f->pass, PASS_STAGES), 0);
-    assert_int_equal(pass_prepare(&f->pass, f->context, f->layer), 0);
-    pass_refresh(&f->pass);
-    assert_int_equal(pass_forward(&f->pass, f->context, f->layer, FORWARD_ALL), MOE4_OK);
+    assert_int_equal(pass_prepare(&f->pass, f->machine.context, f->layer), 0);
+    assert_int_equal(pass_forward(&f->pass, f->machine.context, f->layer, FORWARD_ALL), MOE4_OK);
 }
 
 static void damage_addend(struct pass *pass)
