@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/mxfp8.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/layout.h"
@@ -236,6 +237,60 @@ static void test_row_loops(void **state)
         for (int64_t n = 1; n < 300; n += 1 + n / 40) check_row_loops(row_kernels_for(levels[i]), n);
 }
 
+/* Equal bits, or both NaN. */
+static int same_values(const uint16_t a[BLOCK_SIZE], const uint16_t b[BLOCK_SIZE])
+{
+    int same = 1;
+    for (int i = 0; i < BLOCK_SIZE; i++) same &= a[i] == b[i] || ((a[i] & 0x7FFF) > 0x7F80 && (b[i] & 0x7FFF) > 0x7F80);
+    return same;
+}
+
+/* MXFP8: whatever the scale and the elements, the loops say what the block functions of base/mxfp8.h say. */
+static void check_mxfp8_block(const struct row_kernels *loops, const uint16_t x[BLOCK_SIZE])
+{
+    uint16_t value[BLOCK_SIZE], expected[BLOCK_SIZE];
+    uint8_t codes[BLOCK_SIZE], wanted[BLOCK_SIZE], scale, wanted_scale = mxfp8_quantize_block(x, wanted);
+    memcpy(value, x, sizeof value);
+    loops->quantize_mxfp8(value, BLOCK_SIZE, codes, &scale);
+    mxfp8_dequantize_block(wanted, wanted_scale, expected);
+    assert_int_equal(scale, wanted_scale);
+    if (memcmp(codes, wanted, sizeof codes) || !same_values(value, expected))
+        fail_msg("a block that begins with 0x%04x 0x%04x, scale %d", x[0], x[1], scale);
+}
+
+static void check_mxfp8_loops(const struct row_kernels *loops)
+{
+    uint16_t x[BLOCK_SIZE] = {0};
+    for (unsigned amax = 0x60; amax < 0x8000; amax += 0x80) { /* a mantissa of 448's: every scale, from below */
+        unsigned step = amax % 0x1000 == 0x60 || amax > 0x7F00 ? 1 : 29;
+        for (unsigned bits = 0; bits <= amax; bits += step) {
+            unsigned at = 1 + bits / step % (BLOCK_SIZE - 1);
+            x[0] = (uint16_t)(amax | (bits & 1) << 15);
+            x[at] = (uint16_t)(bits | (bits & 4) << 13);
+            if (at == BLOCK_SIZE - 1) check_mxfp8_block(loops, x);
+        }
+        x[0]++; /* just too large for that scale */
+        check_mxfp8_block(loops, x);
+    }
+    for (unsigned scale = 0; scale < 256; scale++)
+        for (unsigned first = 0; first < 256; first += BLOCK_SIZE) {
+            uint16_t value[BLOCK_SIZE], expected[BLOCK_SIZE];
+            uint8_t codes[BLOCK_SIZE], byte = (uint8_t)scale;
+            for (unsigned i = 0; i < BLOCK_SIZE; i++) codes[i] = (uint8_t)(first + i);
+            loops->dequantize_mxfp8(codes, &byte, BLOCK_SIZE, value);
+            mxfp8_dequantize_block(codes, byte, expected);
+            assert_true(same_values(value, expected));
+        }
+}
+
+static void test_mxfp8_loops(void **state)
+{
+    (void)state;
+    moe4_isa levels[MAX_LEVELS];
+    int32_t n_levels = isa_levels(levels);
+    for (int32_t i = 0; i < n_levels; i++) check_mxfp8_loops(row_kernels_for(levels[i]));
+}
+
 int main(void)
 {
     n_kernels = runnable_kernels(kernels);
@@ -248,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_nonfinite_x),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_row_loops),
+        cmocka_unit_test(test_mxfp8_loops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,2 +1,3 @@
-#define ROW_KERNELS rows_avx512
+#define VECTOR_BYTES 64
+#define ROW_KERNELS  rows_avx512
 #include "cpu/kernels/rows_template.h"

@@ -1,2 +1,3 @@
-#define ROW_KERNELS rows_c
+#define VECTOR_BYTES 16
+#define ROW_KERNELS  rows_c
 #include "cpu/kernels/rows_template.h"

@@ -1,5 +1,7 @@
-/* The loops of rows.h.  Included by one file an instruction set, which names the table ROW_KERNELS. */
+/* The loops of rows.h.  Included by one file an instruction set, which names the table ROW_KERNELS and says how many
+ * bytes its vectors have, VECTOR_BYTES. */
 #include <math.h>
+#include <string.h>
 
 #include "base/convert.h"
 #include "base/fp8.h"
@@ -22,16 +24,95 @@ static uint16_t largest(const uint16_t *x, int64_t n)
     return most;
 }
 
+/* ---- MXFP8.  Under a scale of ordinary size everything is done on vectors of 16-bit integers, bits of bf16 over the
+ * scale; the results are those of base/mxfp8.h, which takes the other scales. */
+
+enum { LANES = VECTOR_BYTES / 2 };
+typedef int16_t words __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint8_t bytes __attribute__((vector_size(LANES)));
+
+/* Scale bytes under which no code's value and no limit between two codes is subnormal or infinite in bf16. */
+static int is_ordinary(uint8_t scale)
+{
+    return scale >= 12 && scale <= 245;
+}
+
+/* What is added to a bf16's bits to multiply it by the scale. */
+static int16_t scale_shift(uint8_t scale)
+{
+    return (int16_t)((scale - 127) * 128);
+}
+
+static inline words choose(words condition, words yes, words no)
+{
+    return (condition & yes) | (~condition & no);
+}
+
+/* Bits of the bf16 that the magnitudes of e4m3 codes are worth.  Codes below 8 are subnormal: 0 to 7 steps of 2^-9. */
+static inline words e4m3_bits(words code)
+{
+    words steps = ((code > 0) & 0x3B00) + ((code > 1) & 0x80) + ((code > 2) & 0x40) + ((code > 3) & 0x40) +
+                  ((code > 4) & 0x20) + ((code > 5) & 0x20) + ((code > 6) & 0x20);
+    return choose(code < 8, steps, (code << 4) + 0x3C00);
+}
+
+/* Nearest e4m3 magnitudes, ties to even, of bf16 with these bits, up to 448; bits below 0 count as 0. */
+static inline words e4m3_nearest(words bits)
+{
+    words steps = (bits > 0x3A80) + (bits >= 0x3B40) + (bits > 0x3BA0) + (bits >= 0x3BE0) + (bits > 0x3C10) +
+                  (bits >= 0x3C30) + (bits > 0x3C50) + (bits >= 0x3C70); /* true is -1 */
+    return choose(bits < 0x3C80, -steps, ((bits + 7 + (bits >> 4 & 1)) >> 4) - 0x3C0);
+}
+
+static inline void dequantize_ordinary(const uint8_t *codes, int16_t shift, uint16_t *x)
+{
+    for (int i = 0; i < BLOCK_SIZE; i += LANES) {
+        bytes narrow;
+        memcpy(&narrow, codes + i, sizeof narrow);
+        words code = __builtin_convertvector(narrow, words), magnitude = code & 0x7F;
+        words bits = choose(magnitude == 0x7F, (words){0} + 0x7FC0, e4m3_bits(magnitude) + shift);
+        bits = (bits & (magnitude > 0)) | (code & 0x80) << 8;
+        memcpy(x + i, &bits, sizeof bits);
+    }
+}
+
 static void dequantize_mxfp8(const uint8_t *codes, const uint8_t *scales, int64_t n, uint16_t *x)
 {
-    for (int64_t i = 0; i < n; i += BLOCK_SIZE) mxfp8_dequantize_block(codes + i, scales[i / BLOCK_SIZE], x + i);
+    for (int64_t i = 0; i < n; i += BLOCK_SIZE) {
+        uint8_t scale = scales[i / BLOCK_SIZE];
+        if (is_ordinary(scale))
+            dequantize_ordinary(codes + i, scale_shift(scale), x + i);
+        else
+            mxfp8_dequantize_block(codes + i, scale, x + i);
+    }
+}
+
+static inline void quantize_ordinary(const uint16_t *x, int16_t shift, uint8_t *codes)
+{
+    for (int i = 0; i < BLOCK_SIZE; i += LANES) {
+        words bits;
+        memcpy(&bits, x + i, sizeof bits);
+        words code = e4m3_nearest((bits & 0x7FFF) - shift) | (bits >> 8 & 0x80);
+        bytes narrow = __builtin_convertvector(code, bytes);
+        memcpy(codes + i, &narrow, sizeof narrow);
+    }
 }
 
 static void quantize_mxfp8(uint16_t *x, int64_t n, uint8_t *codes, uint8_t *scales)
 {
-    for (int64_t i = 0; i < n; i += BLOCK_SIZE) scales[i / BLOCK_SIZE] = mxfp8_quantize_block(x + i, codes + i);
+    for (int64_t i = 0; i < n; i += BLOCK_SIZE) {
+        uint16_t amax = largest(x + i, BLOCK_SIZE);
+        uint8_t scale = amax < 0x7F80 ? mxfp8_scale(bf16_to_f32(amax)) : SCALE_NAN;
+        scales[i / BLOCK_SIZE] = scale;
+        if (is_ordinary(scale))
+            quantize_ordinary(x + i, scale_shift(scale), codes + i);
+        else
+            mxfp8_quantize_block(x + i, codes + i);
+    }
     dequantize_mxfp8(codes, scales, n, x);
 }
+
+/* ---- fp8 ---- */
 
 static void decode_fp8(const uint8_t *codes, int64_t n, uint16_t *x)
 {
