@@ -8,10 +8,7 @@
 #include "cpu/activation.h"
 #include "cpu/pool.h"
 
-enum {
-    RUN = 512, /* columns whose sums stay in the cache */
-    TOKENS_A_CLAIM = 8
-};
+enum { TOKENS_A_CLAIM = 8 };
 
 /* y[index ..] = sum, or round(y + sum), in the caller's format. */
 static void store_run(const struct combine *c, int64_t index, const float *sum, int64_t n)
@@ -30,14 +27,15 @@ static void store_run(const struct combine *c, int64_t index, const float *sum, 
     }
 }
 
-/* Columns first .. first+n-1 of a token. */
-static void combine_run(const struct combine *c, int64_t t, int64_t first, int64_t n)
+void combine_columns(const struct combine *c, int64_t t, int64_t first, int64_t n)
 {
-    float sum[RUN] = {0};
+    float sum[COMBINE_COLUMNS];
+    memset(sum, 0, (size_t)n * sizeof *sum);
     for (int32_t a = 0; a < c->A; a++) {
         int64_t row = c->row_map[t * c->A + a];
         if (row < 0) continue;
-        c->rows->combine(sum, c->z + row * c->width + first, c->weights ? c->weights[t * c->A + a] : 1.0f, n);
+        c->rows->combine(sum, c->z + row * c->ldz + first - c->z_column, c->weights ? c->weights[t * c->A + a] : 1.0f,
+                         n);
     }
     if (c->scale != 1.0f)
         for (int64_t i = 0; i < n; i++) sum[i] *= c->scale;
@@ -49,7 +47,8 @@ static void combine_run(const struct combine *c, int64_t t, int64_t first, int64
 void combine_tokens(const struct combine *c, int64_t first, int64_t last)
 {
     for (int64_t t = first; t < last; t++)
-        for (int64_t i = 0; i < c->width; i += RUN) combine_run(c, t, i, c->width - i < RUN ? c->width - i : RUN);
+        for (int64_t i = 0; i < c->width; i += COMBINE_COLUMNS)
+            combine_columns(c, t, i, c->width - i < COMBINE_COLUMNS ? c->width - i : COMBINE_COLUMNS);
 }
 
 /* ---- moe4_combine ----------------------------------------------------------------------------------------------- */
@@ -81,6 +80,7 @@ moe4_status combine_deferred(struct moe4_context *context, const moe4_deferred *
     struct combine_job job = {.combine = {.rows = row_kernels_for(context->isa),
                                           .round = activation_kernels_for(context->isa)->round,
                                           .z = d->gemm2_rows,
+                                          .ldz = d->output_size,
                                           .width = d->output_size,
                                           .row_map = d->row_map,
                                           .weights = d->weights,

@@ -39,7 +39,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->ids = reserve(plan, slots, sizeof(int32_t));
     plan->weights = reserve(plan, slots, sizeof(float));
     plan->output_rows = reserve(plan, layer->L, sizeof(int64_t));
-    plan->counts = reserve(plan, layer->L, sizeof(int32_t));
+    plan->counts = reserve(plan, group_blocks(plan->chunk_rows) * layer->L, sizeof(int32_t));
     plan->row_of_slot = reserve(plan, plan->chunk_rows, sizeof(int32_t));
     plan->slot_of_row = reserve(plan, plan->chunk_rows, sizeof(int32_t));
     plan->active = reserve(plan, plan->max_active, sizeof(struct active_expert));
@@ -48,8 +48,15 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->intermediate_factor = reserve(plan, plan->chunk_rows, (size_t)fp8_groups(layer->I) * sizeof(float));
     plan->x = reserve(plan, plan->chunk_rows, (size_t)layer->H * sizeof(uint16_t));
     plan->intermediate = reserve(plan, plan->chunk_rows, (size_t)layer->I * sizeof(uint16_t));
-    plan->z = reserve(plan, plan->chunk_rows, (size_t)layer->output_size * sizeof(uint16_t));
-    plan->scratch_bytes = route_stage_scratch_bytes(layer);
+    const int64_t converted = (layer->H + top_k - 1) / top_k; /* elements of a token, by slots */
+    const int64_t z_panels = (layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS;
+    const int64_t z_columns = z_panels * PANEL_ROWS > converted ? z_panels * PANEL_ROWS : converted;
+    plan->z = reserve(plan, plan->chunk_rows, (size_t)z_columns * sizeof(uint16_t));
+    plan->converted_scale = reserve(plan, plan->chunk_tokens, sizeof(float));
+    plan->gathered = reserve(plan, plan->max_tiles, sizeof(int32_t));
+    plan->experts_left = reserve(plan, z_panels, sizeof(int32_t));
+    const size_t route_bytes = route_stage_scratch_bytes(layer), gather_bytes = gather_scratch_bytes(layer);
+    plan->scratch_bytes = route_bytes > gather_bytes ? route_bytes : gather_bytes;
     plan->scratch = reserve(plan, pool_width(context->pool), plan->scratch_bytes);
     if (plan->total == SIZE_MAX)
         return context_fail(context, MOE4_EINVAL, "the workspace of %lld tokens does not fit the address space",
@@ -72,7 +79,10 @@ static void place(struct forward *f, char *workspace)
     f->intermediate_factor = (float *)(workspace + plan->intermediate_factor);
     f->x = (uint16_t *)(workspace + plan->x);
     f->intermediate = (uint16_t *)(workspace + plan->intermediate);
-    f->z = (uint16_t *)(workspace + plan->z);
+    f->z = f->converted = (uint16_t *)(workspace + plan->z);
+    f->converted_scale = (float *)(workspace + plan->converted_scale);
+    f->gathered = (_Atomic int32_t *)(workspace + plan->gathered);
+    f->experts_left = (_Atomic int32_t *)(workspace + plan->experts_left);
     f->scratch = workspace + plan->scratch;
 }
 
@@ -137,11 +147,10 @@ void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_cl
 static void run_chunk(struct forward *f)
 {
     group_stage(f);
-    gather_stage(f);
+    convert_stage(f);
     gate_up_stage(f);
     down_stage(f);
     stage_outputs_copy(f);
-    if (f->call->result->y) combine_stage(f);
 }
 
 moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call)

@@ -160,6 +160,15 @@ void pool_run(struct pool *pool, pool_task *task, void *argument)
     wait_for_end(pool);
 }
 
+void pool_await(const _Atomic int32_t *state, int32_t value)
+{
+    for (int32_t i = 0; atomic_load_explicit(state, memory_order_acquire) != value; i++)
+        if (i < SPINS)
+            pause_cpu();
+        else
+            sched_yield(); /* it may have lost its CPU */
+}
+
 int32_t pool_width(const struct pool *pool)
 {
     return pool->width;

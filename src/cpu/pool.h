@@ -30,6 +30,9 @@ int32_t pool_width(const struct pool *pool);
  * all have returned.  One call at a time. */
 void pool_run(struct pool *pool, pool_task *task, void *argument);
 
+/* Waits until *state is `value`, which another worker of this round, already at it, will make it. */
+void pool_await(const _Atomic int32_t *state, int32_t value);
+
 /* The number of CPUs this process may keep busy: affinity mask and cgroup quota, at least 1. */
 int32_t pool_available_cpus(void);
 

@@ -139,9 +139,12 @@ static void gate_up_panel(struct forward *f, const struct active_expert *expert,
 
 static void gate_up_panels(struct forward *f, int64_t first, int64_t last, int32_t worker)
 {
-    (void)worker;
     int64_t n_panels = f->prepared->gate_up.n_panels;
-    for (int64_t i = first; i < last; i++) gate_up_panel(f, &f->active[i / n_panels], i % n_panels);
+    for (int64_t i = first; i < last; i++) {
+        const struct active_expert *expert = &f->active[i / n_panels];
+        if (i == first || i % n_panels == 0) gather_expert(f, expert, worker);
+        gate_up_panel(f, expert, i % n_panels);
+    }
 }
 
 static void tame_tiles(struct forward *f, int64_t first, int64_t last, int32_t worker)
@@ -193,6 +196,7 @@ static void quantize_tiles(struct forward *f, int64_t first, int64_t last, int32
 void gate_up_stage(struct forward *f)
 {
     atomic_store_explicit(&f->has_wild, 0, memory_order_relaxed);
+    gather_begin(f);
     stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
               largest_claim(f, f->prepared->gate_up.n_panels));
     if (f->call->batch->compute == MOE4_COMPUTE_FP8) {
@@ -249,7 +253,7 @@ static void down_panel(struct forward *f, const struct active_expert *expert, in
         down_tile(f, expert, tile, panel, total);
         for (int32_t row = 0; row < tile->n_rows; row++) {
             add_bias(total + row * PANEL_ROWS, 1.0f, bias, biased);
-            prepared->round(biased, n, f->z + (tile->first_row + row) * width + first);
+            prepared->round(biased, n, forward_z(f, panel, tile->first_row + row));
         }
     }
 }
@@ -258,10 +262,14 @@ static void down_panels(struct forward *f, int64_t first, int64_t last, int32_t 
 {
     (void)worker;
     int64_t n_panels = down_panels_wanted(f);
-    for (int64_t i = first; i < last; i++) down_panel(f, &f->active[i / n_panels], i % n_panels);
+    for (int64_t i = first; i < last; i++) {
+        down_panel(f, &f->active[i / n_panels], i % n_panels);
+        combine_multiplied(f, i % n_panels);
+    }
 }
 
 void down_stage(struct forward *f)
 {
+    combine_begin(f, down_panels_wanted(f));
     stage_run(f, down_panels, f->n_active * down_panels_wanted(f), largest_claim(f, down_panels_wanted(f)));
 }

@@ -23,13 +23,21 @@ static void copy_expert(struct forward *f, const struct active_expert *expert)
 {
     const moe4_result *result = f->call->result;
     const int64_t width = f->layer->output_size;
-    if (result->gemm2_rows)
-        memcpy(result->gemm2_rows + expert->output_row * width, f->z + expert->first_row * width,
-               (size_t)(expert->n_rows * width) * sizeof *f->z);
+    for (int32_t i = 0; result->gemm2_rows && i < expert->n_rows; i++)
+        for (int64_t k = 0; k < width; k += PANEL_ROWS)
+            memcpy(result->gemm2_rows + (expert->output_row + i) * width + k,
+                   forward_z(f, k / PANEL_ROWS, expert->first_row + i),
+                   (size_t)(width - k < PANEL_ROWS ? width - k : PANEL_ROWS) * sizeof *f->z);
     if (!result->row_map) return;
     int32_t *map = result->row_map + f->first_token * f->A;
     for (int32_t i = 0; i < expert->n_rows; i++)
         map[f->slot_of_row[expert->first_row + i]] = (int32_t)(expert->output_row + i);
+}
+
+static void copy_experts(struct forward *f, int64_t first, int64_t last, int32_t worker)
+{
+    (void)worker;
+    for (int64_t i = first; i < last; i++) copy_expert(f, &f->active[i]);
 }
 
 void stage_outputs_copy(struct forward *f)
@@ -39,5 +47,5 @@ void stage_outputs_copy(struct forward *f)
     if (result->row_map)
         for (int64_t slot = 0; slot < f->n_tokens * f->A; slot++)
             if (f->row_of_slot[slot] < 0) result->row_map[f->first_token * f->A + slot] = -1;
-    for (int32_t i = 0; i < f->n_active; i++) copy_expert(f, &f->active[i]);
+    stage_run(f, copy_experts, f->n_active, 1);
 }
