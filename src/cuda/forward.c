@@ -1,54 +1,10 @@
 #include "cuda/forward.h"
 
-#include "base/checked.h"
 #include "context.h"
 #include "cuda/device.h"
 #include "cuda/prepared.h"
 
-/* ---- Workspace --------------------------------------------------------------------------------------------------- */
-
-/* Appends count * item_bytes at a multiple of 256 to the plan; its offset, or SIZE_MAX once anything has wrapped. */
-static size_t reserve(struct cuda_workspace_plan *plan, int64_t count, size_t item_bytes)
-{
-    size_t offset = plan->total, bytes;
-    if (!size_multiply((size_t)count, item_bytes, &bytes) || !size_add(bytes, 255, &bytes) ||
-        !size_add(offset, bytes / 256 * 256, &plan->total))
-        plan->total = SIZE_MAX;
-    return offset;
-}
-
-/* Single numbers on the device. */
-enum { TICKET, N_TILES, N_EXACT_TILES, N_ROWS, N_NUMBERS };
-
-moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
-                              int32_t top_k, struct cuda_workspace_plan *plan)
-{
-    int64_t rows;
-    if (n_tokens > INT32_MAX || !i64_multiply(n_tokens, top_k, &rows) || rows > INT32_MAX)
-        return context_fail(context, MOE4_EINVAL, "n_tokens is %lld with top_k %d, expected up to %d routed rows",
-                            (long long)n_tokens, top_k, INT32_MAX);
-    *plan = (struct cuda_workspace_plan){.n_rows = rows};
-    plan->max_tiles = (layer->L < rows ? layer->L : rows) + rows / MAX_TOKENS;
-    plan->ldz = round_up(layer->output_size, 8);
-    plan->ids = reserve(plan, rows, sizeof(int32_t));
-    plan->weights = reserve(plan, rows, sizeof(float));
-    plan->locals = reserve(plan, rows, sizeof(int32_t));
-    plan->row_map = reserve(plan, rows, sizeof(int32_t));
-    plan->first = reserve(plan, layer->L, sizeof(int32_t));
-    plan->counts = reserve(plan, layer->L, sizeof(int32_t));
-    plan->row_token = reserve(plan, rows, sizeof(int32_t));
-    plan->tiles = reserve(plan, plan->max_tiles, sizeof(struct token_tile));
-    plan->exact_tiles = reserve(plan, plan->max_tiles, sizeof(struct token_tile));
-    plan->numbers = reserve(plan, N_NUMBERS, sizeof(int32_t));
-    plan->logits = reserve(plan, layer->router_size ? n_tokens : 0, (size_t)layer->E * sizeof(float));
-    plan->x = reserve(plan, n_tokens, (size_t)layer->H * sizeof(uint16_t));
-    plan->intermediate = reserve(plan, rows, (size_t)layer->I * sizeof(uint16_t));
-    plan->z = reserve(plan, rows, (size_t)plan->ldz * sizeof(uint16_t));
-    if (plan->total == SIZE_MAX)
-        return context_fail(context, MOE4_EINVAL, "the workspace of %lld tokens does not fit the address space",
-                            (long long)n_tokens);
-    return MOE4_OK;
-}
+/* ---- State --------------------------------------------------------------------------------------------------- */
 
 struct cuda_forward {
     struct moe4_context *context;
@@ -58,15 +14,21 @@ struct cuda_forward {
     const moe4_batch *batch;
     const moe4_result *result;
     struct cuda_workspace_plan plan;
-    struct token_count T;
     int32_t A;
     int weights_on_input;
+    int is_chunked;
     cuda_stream stream;
 
-    int32_t *ids, *locals, *row_map, *first, *counts, *row_token, *numbers;
-    float *weights, *logits;
+    struct token_count T; /* the chunk's */
+    int64_t first_token, first_slot;
+
+    int32_t *ids, *locals, *row_map; /* of all tokens */
+    float *weights;
+    int32_t *first, *counts, *row_token, *numbers; /* of a chunk, as the rest */
+    float *logits;
     struct token_tile *tiles, *exact_tiles;
     uint16_t *converted, *intermediate, *z;
+    int64_t *output_rows, *row_output; /* NULL = the chunk's rows lie in the optional outputs as they are */
 };
 
 static void place(struct cuda_forward *f)
@@ -76,7 +38,8 @@ static void place(struct cuda_forward *f)
     f->ids = (int32_t *)(workspace + plan->ids);
     f->weights = (float *)(workspace + plan->weights);
     f->locals = (int32_t *)(workspace + plan->locals);
-    f->row_map = f->result->row_map ? f->result->row_map : (int32_t *)(workspace + plan->row_map);
+    const int is_direct = f->result->row_map && !f->is_chunked;
+    f->row_map = is_direct ? f->result->row_map : (int32_t *)(workspace + plan->row_map);
     f->first = (int32_t *)(workspace + plan->first);
     f->counts = (int32_t *)(workspace + plan->counts);
     f->row_token = (int32_t *)(workspace + plan->row_token);
@@ -87,20 +50,44 @@ static void place(struct cuda_forward *f)
     f->converted = (uint16_t *)(workspace + plan->x);
     f->intermediate = (uint16_t *)(workspace + plan->intermediate);
     f->z = (uint16_t *)(workspace + plan->z);
+    const moe4_result *result = f->result;
+    if (!f->is_chunked || !(result->intermediate || result->gemm2_rows || result->row_map || result->n_rows)) return;
+    f->output_rows = (int64_t *)(workspace + plan->output_rows);
+    f->row_output = (int64_t *)(workspace + plan->row_output);
+}
+
+/* Bytes of n elements. */
+static int64_t bytes_of(int64_t n, moe4_dtype dtype)
+{
+    return n * (dtype == MOE4_DTYPE_F32 ? 4 : dtype == MOE4_DTYPE_F8_E4M3 || dtype == MOE4_DTYPE_E8M0 ? 1 : 2);
+}
+
+/* Row `row` of an array of the caller's, NULL if there is none. */
+static const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype)
+{
+    return array ? (const char *)array + bytes_of(row * ld, dtype) : NULL;
+}
+
+/* The same of an int32 or float array of the whole batch. */
+static void *slots_at(void *array, int64_t first)
+{
+    return array ? (char *)array + first * 4 : NULL;
 }
 
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
 static struct route_outputs route_outputs_of(const struct cuda_forward *f)
 {
-    return (struct route_outputs){.ids = f->ids,
-                                  .weights = f->weights,
-                                  .locals = f->locals,
-                                  .row_map = f->row_map,
+    const int64_t first = f->first_slot;
+    return (struct route_outputs){.ids = f->ids + first,
+                                  .weights = f->weights + first,
+                                  .locals = f->locals + first,
+                                  .row_map = f->row_map + first,
+                                  .row_map_copy = f->is_chunked ? slots_at(f->result->row_map, first) : NULL,
                                   .ticket = f->numbers + TICKET,
-                                  .ids_copy = f->result->ids,
-                                  .weights_copy = f->result->weights,
-                                  .replay = f->result->replay,
+                                  .ids_copy = slots_at(f->result->ids, first),
+                                  .weights_copy = slots_at(f->result->weights, first),
+                                  .replay = f->result->replay ? f->result->replay + first : NULL,
                                   .local_of = f->prepared->local_of,
                                   .n_experts = f->layer->E,
                                   .faults = f->context->cuda->faults};
@@ -108,35 +95,56 @@ static struct route_outputs route_outputs_of(const struct cuda_forward *f)
 
 static int make_logits(const struct cuda_forward *f)
 {
-    const struct router_call call = {.T = f->T,
-                                     .x = f->batch->router_x,
-                                     .dtype = f->batch->router_x_dtype,
-                                     .ldx = f->batch->ldrouter_x,
-                                     .K = f->layer->router_size,
-                                     .weight = f->prepared->router_weight,
-                                     .bias = f->prepared->router_bias,
-                                     .n_experts = f->layer->E,
-                                     .logits = f->logits};
+    const moe4_batch *batch = f->batch;
+    const struct router_call call = {
+        .T = f->T,
+        .x = row_at(batch->router_x, f->first_token, batch->ldrouter_x, batch->router_x_dtype),
+        .dtype = batch->router_x_dtype,
+        .ldx = batch->ldrouter_x,
+        .K = f->layer->router_size,
+        .weight = f->prepared->router_weight,
+        .bias = f->prepared->router_bias,
+        .n_experts = f->layer->E,
+        .logits = f->logits};
     return router_logits(&call, f->stream);
+}
+
+static int route_by_logits(const struct cuda_forward *f)
+{
+    const moe4_logits *given = f->call->logits;
+    int error = given ? 0 : make_logits(f);
+    const struct route_logits_call call = {
+        .T = f->T,
+        .logits = given ? row_at(given->logits, f->first_token, given->ld, given->dtype) : f->logits,
+        .dtype = given ? given->dtype : MOE4_DTYPE_F32,
+        .ld = given ? given->ld : f->layer->E,
+        .token_ids = f->batch->token_ids ? f->batch->token_ids + f->first_token : NULL,
+        .logits_copy = f->result->logits ? f->result->logits + f->first_token * f->layer->E : NULL,
+        .router = f->prepared->router,
+        .out = route_outputs_of(f)};
+    return error ? error : route_logits(&call, f->stream);
 }
 
 static int route_stage(const struct cuda_forward *f)
 {
-    if (f->call->topk) {
-        const struct route_given_call call = {f->T, *f->call->topk, route_outputs_of(f)};
-        return route_given(&call, f->stream);
-    }
-    const moe4_logits *given = f->call->logits;
-    int error = given ? 0 : make_logits(f);
-    const struct route_logits_call call = {.T = f->T,
-                                           .logits = given ? given->logits : f->logits,
-                                           .dtype = given ? given->dtype : MOE4_DTYPE_F32,
-                                           .ld = given ? given->ld : f->layer->E,
-                                           .token_ids = f->batch->token_ids,
-                                           .logits_copy = f->result->logits,
-                                           .router = f->prepared->router,
-                                           .out = route_outputs_of(f)};
-    return error ? error : route_logits(&call, f->stream);
+    if (!f->call->topk) return route_by_logits(f);
+    struct route_given_call call = {f->T, *f->call->topk, route_outputs_of(f)};
+    call.topk.ids += f->first_token * call.topk.ld_ids;
+    call.topk.weights = row_at(call.topk.weights, f->first_token, call.topk.ld_weights, call.topk.weights_dtype);
+    return route_given(&call, f->stream);
+}
+
+/* Once a call, when all tokens are routed. */
+static int number_stage(const struct cuda_forward *f)
+{
+    const int32_t T = (int32_t)f->batch->n_tokens;
+    const struct number_call call = {.T = {0, T, T, f->batch->n_tokens_device},
+                                     .top_k = f->A,
+                                     .L = f->layer->L,
+                                     .locals = f->locals,
+                                     .output_rows = f->output_rows,
+                                     .n_rows = f->result->n_rows};
+    return f->output_rows ? number_rows(&call, f->stream) : 0;
 }
 
 static int group_stage(const struct cuda_forward *f)
@@ -144,19 +152,34 @@ static int group_stage(const struct cuda_forward *f)
     const struct group_call call = {.T = f->T,
                                     .top_k = f->A,
                                     .L = f->layer->L,
-                                    .locals = f->locals,
+                                    .locals = f->locals + f->first_slot,
                                     .is_exact = f->prepared->is_exact,
                                     .ticket = f->numbers + TICKET,
                                     .first = f->first,
                                     .counts = f->counts,
                                     .row_token = f->row_token,
-                                    .row_map = f->row_map,
+                                    .row_map = f->row_map + f->first_slot,
                                     .tiles = f->tiles,
                                     .exact_tiles = f->exact_tiles,
                                     .n_tiles = f->numbers + N_TILES,
                                     .n_rows = f->numbers + N_ROWS,
-                                    .n_rows_copy = f->result->n_rows};
+                                    .n_rows_copy = f->is_chunked ? NULL : f->result->n_rows,
+                                    .output_rows = f->output_rows,
+                                    .row_output = f->row_output,
+                                    .row_map_copy = f->is_chunked ? slots_at(f->result->row_map, f->first_slot) : NULL};
     return group_rows(&call, f->stream);
+}
+
+/* The chunk's x as the caller has it. */
+static const void *x_of(const struct cuda_forward *f)
+{
+    return row_at(f->batch->x, f->first_token, f->batch->ldx, f->batch->x_dtype);
+}
+
+/* The chunk's router weights where they go on the input, else NULL. */
+static const float *input_weights(const struct cuda_forward *f)
+{
+    return f->weights_on_input ? f->weights + f->first_slot : NULL;
 }
 
 static int is_mxfp8(const struct cuda_forward *f)
@@ -173,15 +196,16 @@ static int is_direct(const struct cuda_forward *f)
 
 static int quantize_x(const struct cuda_forward *f)
 {
-    const struct quantize_call call = {.T = f->T,
-                                       .x = f->batch->x,
-                                       .dtype = f->batch->x_dtype,
-                                       .ldx = f->batch->ldx,
-                                       .columns = f->layer->H,
-                                       .x_scale = f->batch->x_scale,
-                                       .ldx_scale = f->batch->ldx_scale,
-                                       .weights = f->weights_on_input ? f->weights : NULL,
-                                       .out = f->converted};
+    const struct quantize_call call = {
+        .T = f->T,
+        .x = x_of(f),
+        .dtype = f->batch->x_dtype,
+        .ldx = f->batch->ldx,
+        .columns = f->layer->H,
+        .x_scale = row_at(f->batch->x_scale, f->first_token, f->batch->ldx_scale, MOE4_DTYPE_E8M0),
+        .ldx_scale = f->batch->ldx_scale,
+        .weights = input_weights(f),
+        .out = f->converted};
     return quantize_rows(&call, f->stream);
 }
 
@@ -197,7 +221,8 @@ static int quantize_stage(const struct cuda_forward *f)
                                        .columns = f->layer->I,
                                        .out = f->intermediate,
                                        .codes = f->result->intermediate,
-                                       .scales = f->result->intermediate_scale};
+                                       .scales = f->result->intermediate_scale,
+                                       .row_output = f->row_output};
     return quantize_rows(&call, f->stream);
 }
 
@@ -206,11 +231,11 @@ static int convert_stage(const struct cuda_forward *f)
     if (is_mxfp8(f)) return quantize_x(f);
     if (is_direct(f)) return 0;
     const struct convert_call call = {.T = f->T,
-                                      .x = f->batch->x,
+                                      .x = x_of(f),
                                       .dtype = f->batch->x_dtype,
                                       .ldx = f->batch->ldx,
                                       .columns = f->layer->H,
-                                      .weights = f->weights_on_input ? f->weights : NULL,
+                                      .weights = input_weights(f),
                                       .out = f->converted};
     return convert_rows(&call, f->stream);
 }
@@ -243,7 +268,7 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, moe4_a
 static int gate_up_stage(const struct cuda_forward *f)
 {
     struct gemm_call call = gemm_call_of(f, &f->prepared->gate_up);
-    call.x = is_direct(f) ? f->batch->x : f->converted;
+    call.x = is_direct(f) ? x_of(f) : f->converted;
     call.ldx = is_direct(f) ? f->batch->ldx : f->layer->H;
     call.row_source = f->row_token;
     call.out = f->intermediate;
@@ -267,8 +292,9 @@ static int down_stage(const struct cuda_forward *f)
 static int output_stage(const struct cuda_forward *f)
 {
     const struct copy_call copies[] = {
-        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS, is_mxfp8(f) ? NULL : f->result->intermediate},
-        {f->z, f->plan.ldz, f->layer->output_size, f->numbers + N_ROWS, f->result->gemm2_rows},
+        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS, is_mxfp8(f) ? NULL : f->result->intermediate,
+         f->row_output},
+        {f->z, f->plan.ldz, f->layer->output_size, f->numbers + N_ROWS, f->result->gemm2_rows, f->row_output},
     };
     int error = 0;
     for (int i = 0; !error && i < 2; i++)
@@ -279,34 +305,61 @@ static int output_stage(const struct cuda_forward *f)
 static int combine_stage(const struct cuda_forward *f)
 {
     if (!f->result->y) return 0;
-    const struct combine_call call = {.T = f->T,
-                                      .z = f->z,
-                                      .ldz = f->plan.ldz,
-                                      .row_map = f->row_map,
-                                      .ids = f->prepared->router.method == MOE4_ROUTING_HASH && !f->call->topk ? f->ids
-                                                                                                               : NULL,
-                                      .weights = f->weights_on_input ? NULL : f->weights,
-                                      .top_k = f->A,
-                                      .columns = f->layer->output_size,
-                                      .y = f->result->y,
-                                      .dtype = f->result->y_dtype,
-                                      .ldy = f->result->ldy,
-                                      .write = f->result->write};
+    const int has_unknown = f->prepared->router.method == MOE4_ROUTING_HASH && !f->call->topk;
+    const struct combine_call call = {
+        .T = f->T,
+        .z = f->z,
+        .ldz = f->plan.ldz,
+        .row_map = f->row_map + f->first_slot,
+        .ids = has_unknown ? f->ids + f->first_slot : NULL,
+        .weights = f->weights_on_input ? NULL : f->weights + f->first_slot,
+        .top_k = f->A,
+        .columns = f->layer->output_size,
+        .y = (void *)row_at(f->result->y, f->first_token, f->result->ldy, f->result->y_dtype),
+        .dtype = f->result->y_dtype,
+        .ldy = f->result->ldy,
+        .write = f->result->write};
     return combine_rows(&call, f->stream);
 }
 
-static moe4_status run(const struct cuda_forward *f)
+struct stage {
+    const char *name;
+    int (*run)(const struct cuda_forward *f);
+};
+
+static moe4_status run_stages(const struct cuda_forward *f, const struct stage *stages, int32_t n_stages)
 {
-    static const struct {
-        const char *name;
-        int (*run)(const struct cuda_forward *f);
-    } stages[] = {{"routing", route_stage},   {"grouping", group_stage},      {"conversion of x", convert_stage},
-                  {"gate/up", gate_up_stage}, {"quantising", quantize_stage}, {"down", down_stage},
-                  {"outputs", output_stage},  {"combine", combine_stage}};
     moe4_status status = MOE4_OK;
-    for (size_t i = 0; !status && i < sizeof stages / sizeof *stages; i++)
+    for (int32_t i = 0; !status && i < n_stages; i++)
         status = device_check(f->context, stages[i].run(f), stages[i].name);
     return status;
+}
+
+/* Stages on each chunk of tokens. */
+static moe4_status run_chunks(struct cuda_forward *f, const struct stage *stages, int32_t n_stages)
+{
+    moe4_status status = MOE4_OK;
+    const int64_t T = f->batch->n_tokens, most = f->plan.chunk_tokens;
+    for (int64_t first = 0; !status && first < T; first += most) {
+        const int64_t n = T - first < most ? T - first : most;
+        f->T = (struct token_count){(int32_t)first, (int32_t)n, (int32_t)T, f->batch->n_tokens_device};
+        f->first_token = first;
+        f->first_slot = first * f->A;
+        status = run_stages(f, stages, n_stages);
+    }
+    return status;
+}
+
+static moe4_status run(struct cuda_forward *f)
+{
+    static const struct stage routing[] = {{"routing", route_stage}}, numbering[] = {{"numbering", number_stage}};
+    static const struct stage experts[] = {{"grouping", group_stage},  {"conversion of x", convert_stage},
+                                           {"gate/up", gate_up_stage}, {"quantising", quantize_stage},
+                                           {"down", down_stage},       {"outputs", output_stage},
+                                           {"combine", combine_stage}};
+    moe4_status status = run_chunks(f, routing, 1);
+    if (!status) status = run_stages(f, numbering, 1);
+    return status ? status : run_chunks(f, experts, sizeof experts / sizeof *experts);
 }
 
 moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call)
@@ -317,7 +370,6 @@ moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *
                              .call = call,
                              .batch = call->batch,
                              .result = call->result,
-                             .T = {(int32_t)call->batch->n_tokens, call->batch->n_tokens_device},
                              .A = call->top_k,
                              .weights_on_input = call->topk && call->topk->weight_use == MOE4_WEIGHT_ON_INPUT,
                              .stream = call->batch->stream};
@@ -326,6 +378,7 @@ moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *
                             f.prepared->device_index, context->cuda->index);
     moe4_status status = cuda_forward_plan(context, layer, call->batch->n_tokens, call->top_k, &f.plan);
     if (status) return status;
+    f.is_chunked = f.plan.chunk_tokens < call->batch->n_tokens;
     place(&f);
     int32_t previous = device_enter(context->cuda->index);
     status = run(&f);
@@ -340,7 +393,7 @@ moe4_status cuda_combine(struct moe4_context *context, const moe4_deferred *d, c
     if (d->n_tokens > INT32_MAX)
         return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)d->n_tokens,
                             INT32_MAX);
-    const struct deferred_call call = {.T = {(int32_t)d->n_tokens, d->n_tokens_device},
+    const struct deferred_call call = {.T = {0, (int32_t)d->n_tokens, (int32_t)d->n_tokens, d->n_tokens_device},
                                        .z = d->gemm2_rows,
                                        .n_rows = d->n_rows,
                                        .row_map = d->row_map,

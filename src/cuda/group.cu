@@ -10,12 +10,10 @@ constexpr int WARPS = 8, THREADS = WARPS * 32;
 /* Four consecutive slots' experts; -1 past the end. */
 __device__ int4 load_locals(const int32_t *locals, int64_t slot, int64_t n_slots)
 {
-    if (slot + 4 <= n_slots) return *(const int4 *)(locals + slot);
-    int4 four = {-1, -1, -1, -1};
-    if (slot < n_slots) four.x = locals[slot];
-    if (slot + 1 < n_slots) four.y = locals[slot + 1];
-    if (slot + 2 < n_slots) four.z = locals[slot + 2];
-    return four;
+    if (slot + 4 <= n_slots && (uintptr_t)locals % sizeof(int4) == 0) return *(const int4 *)(locals + slot);
+    int32_t each[4];
+    for (int j = 0; j < 4; j++) each[j] = slot + j < n_slots ? locals[slot + j] : -1;
+    return {each[0], each[1], each[2], each[3]};
 }
 
 /* A warp's slots first .. last-1, 128 at a time. */
@@ -49,7 +47,9 @@ __device__ void count_slots(const int32_t *locals, const slot_range &slots, int6
     *before = __reduce_add_sync(~0u, n_before);
 }
 
-__device__ void place_slots(const group_call &call, const slot_range &slots, int64_t n_slots, int32_t l, int32_t row)
+/* Rows from `row` on; row n is row n + to_output of the optional outputs. */
+__device__ void place_slots(const group_call &call, const slot_range &slots, int64_t n_slots, int32_t l, int32_t row,
+                            int64_t to_output)
 {
     const int32_t lane = threadIdx.x % 32;
     const uint32_t below = (1u << lane) - 1;
@@ -69,6 +69,9 @@ __device__ void place_slots(const group_call &call, const slot_range &slots, int
             int32_t at = row + rank + in_lane++;
             call.row_token[at] = (int32_t)((slot + j) / call.top_k);
             call.row_map[slot + j] = at;
+            if (!call.output_rows) continue;
+            call.row_output[at] = at + to_output;
+            if (call.row_map_copy) call.row_map_copy[slot + j] = (int32_t)(at + to_output);
         }
         row += total;
     }
@@ -135,6 +138,7 @@ __global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ 
     const int32_t l = blockIdx.x, warp = threadIdx.x / 32;
     const int64_t n_slots = (int64_t)token_count_of(call.T) * call.top_k;
     const slot_range slots = slots_of_warp(n_slots);
+    const int64_t output_row = call.output_rows ? call.output_rows[l] : 0;
     count_slots(call.locals, slots, n_slots, l, &own[warp], &before[warp]);
     __syncthreads();
     int32_t first = 0, row = 0, count = 0;
@@ -143,8 +147,9 @@ __global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ 
         count += own[w];
         if (w < warp) row += own[w];
     }
-    place_slots(call, slots, n_slots, l, first + row);
+    place_slots(call, slots, n_slots, l, first + row, output_row - first);
     if (threadIdx.x == 0) {
+        if (call.output_rows) call.output_rows[l] = output_row + count;
         call.first[l] = first;
         call.counts[l] = count;
         __threadfence();
@@ -158,7 +163,27 @@ __global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ 
     if (threadIdx.x == 0) *call.ticket = 0;
 }
 
+__global__ void __launch_bounds__(THREADS) number_kernel(const __grid_constant__ number_call call)
+{
+    __shared__ int32_t own[WARPS], before[WARPS];
+    begin_kernel();
+    const int32_t l = blockIdx.x, warp = threadIdx.x / 32;
+    const int64_t n_slots = (int64_t)token_count_of(call.T) * call.top_k;
+    count_slots(call.locals, slots_of_warp(n_slots), n_slots, l, &own[warp], &before[warp]);
+    __syncthreads();
+    if (threadIdx.x) return;
+    int64_t first = 0, count = 0;
+    for (int w = 0; w < WARPS; w++) first += before[w], count += own[w];
+    call.output_rows[l] = first;
+    if (l == call.L - 1 && call.n_rows) *call.n_rows = first + count;
+}
+
 } // namespace
+
+int number_rows(const number_call *call, cuda_stream stream)
+{
+    return launch(number_kernel, call, call->L, THREADS, 0, stream);
+}
 
 int group_rows(const group_call *call, cuda_stream stream)
 {

@@ -16,10 +16,10 @@ extern "C" {
 struct CUstream_st; /* what a cudaStream_t points to */
 typedef struct CUstream_st *cuda_stream;
 
-/* T, or where the device keeps it. */
+/* How many of the n_tokens tokens from `first` there are, of a call of T or fewer. */
 struct token_count {
-    int32_t n_tokens;
-    const int32_t *on_device; /* NULL = n_tokens; else at most that, or it is cut */
+    int32_t first, n_tokens, T;
+    const int32_t *on_device; /* the call's tokens; NULL = T.  What is not 0..T is cut */
 };
 
 /* What kernels find wrong with their input: one word of host memory a kind, 0 for nothing, else FAULT_SEEN, the token
@@ -67,12 +67,13 @@ struct device_router {
 
 /* Where ids and weights go, either way they come about. */
 struct route_outputs {
-    int32_t *ids;      /* [T, A] */
-    float *weights;    /* [T, A] */
-    int32_t *locals;   /* [T, A] local expert, -1 = not here */
-    int32_t *row_map;  /* [T, A] set to -1 */
-    int32_t *ticket;   /* set to 0, for group_rows */
-    int32_t *ids_copy; /* these three may be NULL */
+    int32_t *ids;          /* [T, A] */
+    float *weights;        /* [T, A] */
+    int32_t *locals;       /* [T, A] local expert, -1 = not here */
+    int32_t *row_map;      /* [T, A] set to -1 */
+    int32_t *row_map_copy; /* also; NULL = there is none */
+    int32_t *ticket;       /* set to 0, for group_rows */
+    int32_t *ids_copy;     /* these three may be NULL */
     float *weights_copy;
     int16_t *replay;
     const int32_t *local_of; /* [E] */
@@ -113,6 +114,16 @@ int router_logits(const struct router_call *call, cuda_stream stream);
 
 /* ---- Grouping (group.cu) ---------------------------------------------------------------------------------------- */
 
+/* Where the routed rows of a call begin in the optional outputs, which hold all of them, when it runs in chunks. */
+struct number_call {
+    struct token_count T; /* of the whole call */
+    int32_t top_k, L;
+    const int32_t *locals; /* [T, A] */
+    int64_t *output_rows;  /* [L] */
+    int64_t *n_rows;       /* NULL = not wanted */
+};
+int number_rows(const struct number_call *call, cuda_stream stream);
+
 /* Sorts routed rows by local expert, slots ascending within one, and cuts them into token tiles. */
 struct group_call {
     struct token_count T;
@@ -126,7 +137,10 @@ struct group_call {
     struct token_tile *tiles, *exact_tiles; /* by the experts' kernel */
     int32_t *n_tiles;                       /* [2] */
     int32_t *n_rows;
-    int64_t *n_rows_copy; /* NULL = not wanted */
+    int64_t *n_rows_copy;  /* NULL = not wanted */
+    int64_t *output_rows;  /* [L] of the rows that follow; moves past this chunk's.  NULL = rows lie as they are */
+    int64_t *row_output;   /* [R] row of the optional outputs for each routed row */
+    int32_t *row_map_copy; /* [T, A] the same by slot; NULL = not wanted */
 };
 int group_rows(const struct group_call *call, cuda_stream stream);
 
@@ -163,9 +177,10 @@ struct quantize_call {
     int64_t ldx, columns;
     const uint8_t *x_scale;
     int64_t ldx_scale;
-    const float *weights;    /* [T], NULL = none */
-    uint16_t *out;           /* may be x */
-    uint8_t *codes, *scales; /* dense; NULL = not wanted */
+    const float *weights;      /* [T], NULL = none */
+    uint16_t *out;             /* may be x */
+    uint8_t *codes, *scales;   /* dense; NULL = not wanted */
+    const int64_t *row_output; /* of codes and scales; NULL = the same rows */
 };
 int quantize_rows(const struct quantize_call *call, cuda_stream stream);
 
@@ -174,7 +189,8 @@ struct copy_call {
     const uint16_t *from;
     int64_t ld, columns;
     const int32_t *n_rows;
-    uint16_t *to; /* dense */
+    uint16_t *to;              /* dense */
+    const int64_t *row_output; /* of `to`; NULL = the same rows */
 };
 int copy_rows(const struct copy_call *call, cuda_stream stream);
 

@@ -17,7 +17,7 @@ static __device__ __forceinline__ void begin_kernel(void)
 
 static __device__ __forceinline__ int32_t token_count_of(const token_count &T)
 {
-    return T.on_device ? min(max(*T.on_device, 0), T.n_tokens) : T.n_tokens;
+    return T.on_device ? min(max(max(*T.on_device, 0) - T.first, 0), T.n_tokens) : T.n_tokens;
 }
 
 /* One store, which the host sees at some time. */
@@ -29,8 +29,8 @@ static __device__ __forceinline__ void report_fault(uint64_t *faults, fault kind
 /* By one thread of a call's first kernel. */
 static __device__ __forceinline__ void check_token_count(const token_count &T, uint64_t *faults)
 {
-    if (T.on_device && (*T.on_device < 0 || *T.on_device > T.n_tokens))
-        report_fault(faults, FAULT_TOKEN_COUNT, T.n_tokens, *T.on_device);
+    if (T.on_device && (*T.on_device < 0 || *T.on_device > T.T))
+        report_fault(faults, FAULT_TOKEN_COUNT, T.T, *T.on_device);
 }
 
 template <class Call>

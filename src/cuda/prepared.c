@@ -3,12 +3,17 @@
 #include <string.h>
 
 #include "backend.h"
-#include "base/checked.h"
 #include "base/dims.h"
 #include "base/mxfp4.h"
 #include "context.h"
 #include "cpu/route_method.h"
+#include "cuda/arena.h"
 #include "cuda/device.h"
+
+/* Routed rows of a chunk: T = 8192 with 16 experts a token is one, and every expert of the largest models has work for
+ * the tensor cores in it, so that reading all weights once a chunk costs nothing; yet the buffers of a huge batch stay
+ * at a few gigabytes. */
+enum { CHUNK_ROWS = 131072 };
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------ */
 
@@ -18,20 +23,6 @@ static void init_matrix(struct cuda_matrix *matrix, struct cuda_row_order order,
     matrix->n_tiles = (int32_t)cuda_tile_count(&matrix->order);
     matrix->n_steps = (int32_t)cuda_step_count(K);
     matrix->expert_bytes = (size_t)matrix->n_tiles * (size_t)matrix->n_steps * CUDA_STEP_BYTES;
-}
-
-/* Several arrays in one allocation: an offset for each; SIZE_MAX once a size has wrapped. */
-struct arena {
-    size_t total;
-};
-
-static size_t reserve(struct arena *arena, size_t count, size_t item_bytes)
-{
-    size_t offset = arena->total, bytes;
-    if (!size_multiply(count, item_bytes, &bytes) || !size_add(bytes, 255, &bytes) ||
-        !size_add(offset, bytes / 256 * 256, &arena->total))
-        arena->total = SIZE_MAX;
-    return offset;
 }
 
 /* ---- What routing needs ------------------------------------------------------------------------------------------ */
@@ -62,13 +53,15 @@ static void init_router(struct cuda_prepared *prepared, const struct moe4_layer 
 static moe4_status allocate_small(struct moe4_context *context, struct moe4_layer *layer)
 {
     struct cuda_prepared *prepared = layer->prepared;
-    const size_t L = (size_t)layer->L, E = (size_t)layer->E, router_bytes = (size_t)layer->router_size * sizeof(float);
+    const size_t router_bytes = (size_t)layer->router_size * sizeof(float);
     const struct router *router = &layer->router;
     struct arena arena = {0};
-    size_t params = reserve(&arena, L, sizeof *prepared->params), local_of = reserve(&arena, E, sizeof(int32_t));
-    size_t bias = reserve(&arena, E, sizeof(float));
-    size_t table = reserve(&arena, (size_t)router->vocab_size, (size_t)router->top_k * sizeof(int32_t));
-    size_t weight = reserve(&arena, E, router_bytes), router_bias = reserve(&arena, E, sizeof(float));
+    size_t params = arena_reserve(&arena, layer->L, sizeof *prepared->params),
+           local_of = arena_reserve(&arena, layer->E, sizeof(int32_t));
+    size_t bias = arena_reserve(&arena, layer->E, sizeof(float));
+    size_t table = arena_reserve(&arena, router->vocab_size, (size_t)router->top_k * sizeof(int32_t));
+    size_t weight = arena_reserve(&arena, layer->E, router_bytes),
+           router_bias = arena_reserve(&arena, layer->E, sizeof(float));
     if (arena.total == SIZE_MAX)
         return context_fail(context, MOE4_EINVAL, "a router of %d experts does not fit the address space", layer->E);
     char *memory = prepared->memory = device_allocate(arena.total);
@@ -176,6 +169,7 @@ moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *
     init_matrix(&prepared->gate_up, gate_up, layer->H);
     init_matrix(&prepared->down, down, layer->I);
     init_router(prepared, layer);
+    layer->chunk_rows = CHUNK_ROWS;
     int32_t previous = device_enter(prepared->device_index);
     moe4_status status = allocate_small(context, layer);
     device_leave(previous);
@@ -197,12 +191,13 @@ static moe4_status staging_create(struct moe4_context *context, const struct cud
 {
     const struct cuda_matrix *matrices[2] = {&prepared->gate_up, &prepared->down};
     struct arena arena = {0};
-    size_t offsets[2][3], ranges = reserve(&arena, 2, sizeof(struct scale_range));
+    size_t offsets[2][3], ranges = arena_reserve(&arena, 2, sizeof(struct scale_range));
     for (int m = 0; m < 2; m++) {
-        size_t rows = (size_t)matrices[m]->rows, K = (size_t)matrices[m]->K;
-        offsets[m][0] = reserve(&arena, rows, K / 2);
-        offsets[m][1] = reserve(&arena, rows, K / BLOCK_SIZE);
-        offsets[m][2] = reserve(&arena, rows, sizeof(float));
+        const int64_t rows = matrices[m]->rows;
+        const size_t K = (size_t)matrices[m]->K;
+        offsets[m][0] = arena_reserve(&arena, rows, K / 2);
+        offsets[m][1] = arena_reserve(&arena, rows, K / BLOCK_SIZE);
+        offsets[m][2] = arena_reserve(&arena, rows, sizeof(float));
     }
     char *memory = staging->memory = device_allocate(arena.total);
     if (!memory)

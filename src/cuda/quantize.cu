@@ -78,14 +78,16 @@ __global__ void quantize_kernel(const __grid_constant__ quantize_call call)
 {
     begin_kernel();
     const int64_t n_rows = call.n_rows ? *call.n_rows : token_count_of(call.T);
-    for (int64_t row = blockIdx.x; row < n_rows; row += gridDim.x)
+    for (int64_t row = blockIdx.x; row < n_rows; row += gridDim.x) {
+        const int64_t seen = call.row_output ? call.row_output[row] : row;
         for (int64_t k = threadIdx.x; k < call.columns; k += blockDim.x) {
             element e = load_element(call, row, k);
             call.out[row * call.columns + k] = worth(e);
-            if (call.codes) call.codes[row * call.columns + k] = (uint8_t)e.code;
+            if (call.codes) call.codes[seen * call.columns + k] = (uint8_t)e.code;
             if (call.scales && k % BLOCK_SIZE == 0)
-                call.scales[row * (call.columns / BLOCK_SIZE) + k / BLOCK_SIZE] = (uint8_t)e.scale;
+                call.scales[seen * (call.columns / BLOCK_SIZE) + k / BLOCK_SIZE] = (uint8_t)e.scale;
         }
+    }
 }
 
 } // namespace

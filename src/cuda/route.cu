@@ -177,6 +177,7 @@ __device__ void store_slot(const route_outputs &out, int64_t slot, int32_t id, f
     out.weights[slot] = weight;
     out.locals[slot] = id >= 0 && id < out.n_experts ? out.local_of[id] : -1;
     out.row_map[slot] = -1;
+    if (out.row_map_copy) out.row_map_copy[slot] = -1;
     if (out.ids_copy) out.ids_copy[slot] = id;
     if (out.weights_copy) out.weights_copy[slot] = weight;
     if (out.replay) out.replay[slot] = (int16_t)id;
@@ -233,7 +234,7 @@ __device__ bool look_up_experts(const route_logits_call &call, int64_t t, const 
     const device_router &router = call.router;
     const int32_t token_id = call.token_ids[t];
     const bool known = token_id >= 0 && token_id < router.vocab_size;
-    if (!known && threadIdx.x % 32 == 0) report_fault(call.out.faults, FAULT_TOKEN_ID, t, token_id);
+    if (!known && threadIdx.x % 32 == 0) report_fault(call.out.faults, FAULT_TOKEN_ID, call.T.first + t, token_id);
     for (int32_t a = threadIdx.x % 32; a < router.top_k; a += 32)
         m.ids[a] = known ? router.table[(int64_t)token_id * router.top_k + a] : -1;
     return known;

@@ -20,9 +20,10 @@ __global__ void copy_kernel(const __grid_constant__ copy_call call)
 {
     begin_kernel();
     const int64_t n_rows = *call.n_rows;
-    for (int64_t row = blockIdx.x; row < n_rows; row += gridDim.x)
-        for (int64_t k = threadIdx.x; k < call.columns; k += blockDim.x)
-            call.to[row * call.columns + k] = call.from[row * call.ld + k];
+    for (int64_t row = blockIdx.x; row < n_rows; row += gridDim.x) {
+        uint16_t *to = call.to + (call.row_output ? call.row_output[row] : row) * call.columns;
+        for (int64_t k = threadIdx.x; k < call.columns; k += blockDim.x) to[k] = call.from[row * call.ld + k];
+    }
 }
 
 constexpr int RUN = 8; /* columns of a thread */
