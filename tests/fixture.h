@@ -14,6 +14,9 @@ int is_sanitized(void);
 /* Whether contexts are of the CPU backend: tests/test_cuda_host.c runs many of these tests on a GPU. */
 int is_cpu_tested(void);
 
+/* How many values of moe4_compute the tested backend has, from 0 on. */
+int32_t n_computes(void);
+
 /* ---- Random numbers, the same on every machine ---- */
 
 struct random {

@@ -14,6 +14,7 @@
 #include "backend.h"
 #include "call.h"
 #include "cuda/prepared.h"
+#include "test_cuda_host.h"
 
 #undef moe4_forward_router /* the others wait for the device, which a capture must not */
 moe4_status moe4_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
@@ -168,6 +169,58 @@ static void expect_fault(moe4_context *context, const char *message)
     assert_int_equal(moe4_context_check(context), MOE4_OK);
 }
 
+/* ---- Memory ---- */
+
+/* What is packed of experts that nobody chose may be anything. */
+static void test_unchosen_experts(void **state)
+{
+    (void)state;
+    struct layer_call *c = prepare_call(0, 71);
+    struct call_plan plan = {.n_tokens = T, .top_k = A, .routing = ROUTE_IDS_F32, .seed = 72};
+    struct call calls[2];
+    for (int i = 0; i < 2; i++) {
+        calls[i] = call_create(&c->buffers, &c->config, &plan);
+        for (int64_t p = 0; p < calls[i].R; p++)
+            ((int32_t *)calls[i].topk.ids)[p] = p % 3 == 0 ? 1 : p % 3 == 1 ? 4 : -1;
+        call_must_run(&c->buffers, c->context, c->layer, &calls[i]);
+        struct layer_part parts[MAX_PARTS];
+        int32_t n_parts;
+        assert_int_equal(c->layer->backend->list_parts(c->context, c->layer, parts, &n_parts), MOE4_OK);
+        for (int m = 0; m < n_parts - 1; m++) {
+            const size_t bytes = (size_t)parts[m].n_bytes / E;
+            for (int l = 0; l < E; l++)
+                if (l != 1 && l != 4) check(cudaMemset((char *)*parts[m].slot + (size_t)l * bytes, 0xFF, bytes));
+        }
+    }
+    call_compare(&calls[0], &calls[1]);
+    release_call(c);
+}
+
+/* x and y of more than 2^32 elements, gaps included. */
+static void test_rows_far_apart(void **state)
+{
+    (void)state;
+    enum { N_TOKENS = 4200, LD = 1 << 20 };
+    struct layer_call *c = prepare_call(0, 73);
+    struct call_plan plan = {.n_tokens = N_TOKENS, .routing = ROUTE_LOGITS_F32, .seed = 74};
+    struct call near = call_create(&c->buffers, &c->config, &plan), far = near;
+    const size_t row_bytes = H * sizeof(uint16_t), stride = LD * sizeof(uint16_t);
+    void *x, *y;
+    if (cudaMalloc(&x, N_TOKENS * stride) || cudaMalloc(&y, N_TOKENS * stride)) skip(); /* a small GPU */
+    check(cudaMemcpy2D(x, stride, near.batch.x, row_bytes, row_bytes, N_TOKENS, cudaMemcpyDefault));
+    far.batch.x = x;
+    far.result.y = y;
+    far.batch.ldx = far.result.ldy = LD;
+    call_must_run(&c->buffers, c->context, c->layer, &near);
+    call_must_run(&c->buffers, c->context, c->layer, &far);
+    void *rows = buffers_allocate(&c->buffers, N_TOKENS * row_bytes);
+    check(cudaMemcpy2D(rows, row_bytes, y, stride, row_bytes, N_TOKENS, cudaMemcpyDefault));
+    assert_memory_equal(rows, near.result.y, N_TOKENS * row_bytes);
+    check(cudaFree(x));
+    check(cudaFree(y));
+    release_call(c);
+}
+
 /* ---- Faults ---- */
 
 static void test_bad_token_ids(void **state)
@@ -287,12 +340,13 @@ static void test_graph_replay(void **state)
 
 /* ---- Side by side ---- */
 
-static moe4_context *open_on(int32_t index)
+static moe4_context *open_on(int32_t index, moe4_isa isa)
 {
     moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
     moe4_context *context;
     config.device = MOE4_DEVICE_CUDA;
     config.device_index = index;
+    config.isa = isa;
     if (moe4_context_create(&config, &context)) fail_msg("%s", moe4_context_message(context));
     return context;
 }
@@ -310,7 +364,7 @@ static void test_layers_and_contexts(void **state)
         call_must_run(&layers[i]->buffers, layers[i]->context, layers[i]->layer, &layers[i]->call);
     for (int i = 0; i < N_CALLS; i++) {
         struct layer_call *c = layers[i % 2];
-        contexts[i] = open_on(0);
+        contexts[i] = open_on(0, gpu_isa());
         calls[i] = call_create(&c->buffers, &c->config, &c->call.plan);
         call_must_run(&c->buffers, contexts[i], c->layer, &calls[i]);
         memset(calls[i].result.y, 0xFF, calls[i].y_bytes);
@@ -344,7 +398,7 @@ static void test_devices(void **state)
     struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 51};
     moe4_expert *experts = weights_create(&c->buffers, &c->config, &weights);
     for (int index = 1; index < count; index++) {
-        moe4_context *context = open_on(index);
+        moe4_context *context = open_on(index, gpu_isa());
         moe4_layer *layer = layer_open(context, &c->config, experts);
         struct call call = call_create(&c->buffers, &c->config, &c->call.plan);
         cudaStream_t stream;
@@ -366,13 +420,43 @@ static void test_devices(void **state)
     release_call(c);
 }
 
+/* ---- Levels ---- */
+
+/* A layer of the portable level runs on both, with the same bits; one of Hopper's only there. */
+static void test_levels(void **state)
+{
+    (void)state;
+    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+    struct layer_call *c = prepare_call(0, 61);
+    assert_int_equal(moe4_context_describe(c->context, &info), MOE4_OK);
+    moe4_context *portable = open_on(0, MOE4_ISA_SM_80);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 61};
+    moe4_layer *layer = layer_open(portable, &c->config, weights_create(&c->buffers, &c->config, &weights));
+    moe4_layer_info layer_info = MOE4_LAYER_INFO_INIT;
+    assert_int_equal(moe4_layer_describe(layer, &layer_info), MOE4_OK);
+    assert_string_equal(layer_info.kernel, "gemm_mma");
+    struct call second = call_create(&c->buffers, &c->config, &c->call.plan);
+    call_must_run(&c->buffers, portable, layer, &c->call);
+    call_must_run(&c->buffers, c->context, layer, &second);
+    call_compare(&c->call, &second);
+    if (info.isa == MOE4_ISA_SM_90A) {
+        assert_int_equal(finished_forward_router(portable, c->layer, &second.batch, &second.logits, &second.result),
+                         MOE4_EINVAL);
+        assert_non_null(strstr(moe4_context_message(portable), "gemm_sm90"));
+    }
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(portable);
+    release_call(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_bad_token_ids),
+        cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_unchosen_experts),
+        cmocka_unit_test(test_rows_far_apart),   cmocka_unit_test(test_bad_token_ids),
         cmocka_unit_test(test_bad_token_counts), cmocka_unit_test(test_bad_row_map),
         cmocka_unit_test(test_graph_replay),     cmocka_unit_test(test_layers_and_contexts),
-        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_devices),          cmocka_unit_test(test_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "fixture.h"
+#include "test_cuda_host.h"
 
 #undef moe4_forward_router /* the tests' calls are renamed on the command line */
 #undef moe4_forward_experts
@@ -29,6 +30,18 @@ moe4_status moe4_forward_experts(moe4_context *context, const moe4_layer *layer,
 int is_cpu_tested(void)
 {
     return 0;
+}
+
+int32_t n_computes(void)
+{
+    return 2; /* not fp8 */
+}
+
+moe4_isa gpu_isa(void)
+{
+    const char *name = getenv("GPU_ISA");
+    if (!name) return MOE4_ISA_AUTO;
+    return strcmp(name, "sm_80") == 0 ? MOE4_ISA_SM_80 : MOE4_ISA_SM_90A;
 }
 
 struct buffer {
@@ -64,7 +77,7 @@ void buffers_release(struct buffers *buffers)
 
 int32_t isa_levels(moe4_isa levels[MAX_LEVELS])
 {
-    levels[0] = MOE4_ISA_AUTO;
+    levels[0] = gpu_isa();
     return 1;
 }
 
@@ -74,6 +87,7 @@ moe4_context *context_open(moe4_isa isa, int32_t n_threads)
     moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
     moe4_context *context;
     config.device = MOE4_DEVICE_CUDA;
+    config.isa = gpu_isa();
     moe4_status status = moe4_context_create(&config, &context);
     if (status) fail_msg("%s", moe4_context_message(context));
     return context;

@@ -20,7 +20,6 @@ struct finished {
     moe4_context *context;
     moe4_layer *layer;
     struct call call;
-    int64_t n_rows;
 };
 
 static struct finished *finish(moe4_dtype y_dtype, moe4_write write)
@@ -39,7 +38,6 @@ static struct finished *finish(moe4_dtype y_dtype, moe4_write write)
     f->context = context_open(MOE4_ISA_AUTO, 2);
     f->layer = layer_open(f->context, &f->config, weights_create(&f->buffers, &f->config, &weights));
     f->call = call_create(&f->buffers, &f->config, &plan);
-    f->call.result.n_rows = &f->n_rows;
     call_must_run(&f->buffers, f->context, f->layer, &f->call);
     return f;
 }
@@ -59,7 +57,7 @@ static moe4_deferred deferred_of(const struct finished *f)
     deferred.top_k = A;
     deferred.output_size = H;
     deferred.gemm2_rows = f->call.result.gemm2_rows;
-    deferred.n_rows = f->n_rows;
+    deferred.n_rows = *f->call.result.n_rows;
     deferred.row_map = f->call.result.row_map;
     deferred.weights = f->call.result.weights;
     return deferred;
@@ -120,7 +118,7 @@ static void test_bad_map_is_refused(void **state)
     moe4_result result = MOE4_RESULT_INIT;
     result.y = y;
     deferred.row_map = map;
-    const int32_t wrong[] = {-2, (int32_t)f->n_rows, INT32_MAX, INT32_MIN};
+    const int32_t wrong[] = {-2, (int32_t)*f->call.result.n_rows, INT32_MAX, INT32_MIN};
     for (int i = 0; i < 4; i++) {
         map[T * A - 1] = wrong[i];
         assert_int_equal(moe4_combine(f->context, &deferred, &result), MOE4_EINVAL);

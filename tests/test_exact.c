@@ -66,7 +66,7 @@ static void test_exact_sums(void **state)
     for (int32_t i = 0; i < n_levels; i++)
         for (int size = 0; size < 4; size++)
             for (int a = 0; a < 3; a++)
-                for (int compute = 0; compute < 3; compute++) {
+                for (int compute = 0; compute < n_computes(); compute++) {
                     if (compute == MOE4_COMPUTE_FP8 && sizes[size][1] > 128) continue; /* more than one scaled sum */
                     struct call_plan plan = {.n_tokens = 29,
                                              .top_k = 3,
@@ -193,8 +193,9 @@ static void test_scales_at_the_ends(void **state)
 {
     (void)state;
     static const double factors[] = {0x1p-100, 0x1p-60, 1, 0x1p40, 0x1p113, 0x1p119, 0x1p124};
+    const double most = is_cpu_tested() ? 0x1p124 : 0x1p113; /* a GPU's partial sums overflow as f32's do */
     for (int32_t i = 0; i < n_levels; i++)
-        for (size_t j = 0; j < sizeof factors / sizeof *factors; j++) {
+        for (size_t j = 0; j < sizeof factors / sizeof *factors && factors[j] <= most; j++) {
             check_edges(levels[i], MOE4_COMPUTE_BF16, factors[j]);
             if (is_cpu_tested()) check_edges(levels[i], MOE4_COMPUTE_INT8, factors[j]);
         }

@@ -1,5 +1,6 @@
 /* Forward, stage by stage against the oracle, over a pairwise covering array of everything that a config and a call can
- * say, in memory that begins or ends at pages that cannot be touched.  `test_forward SEED` runs another array;
+ * say, in memory that begins or ends at pages that cannot be touched.  `test_forward SEED [CASES]` runs another array,
+ * or the first cases of it;
  * `test_forward --product [SEED [PART PARTS]]` runs every combination of the factors that semantics are about, the
  * others drawn at random, or one of PARTS equal parts of it. */
 #include <setjmp.h>
@@ -61,7 +62,6 @@ static int32_t n_values[N_FACTORS] = {
     [F_ROUTING] = N_ROUTE_SOURCES,
     [F_METHOD] = MOE4_ROUTING_HASH - MOE4_ROUTING_DEFAULT + 1,
     [F_IDS] = 4,
-    [F_COMPUTE] = 4,
     [F_X_DTYPE] = 4,
     [F_Y_DTYPE] = 3,
     [F_WRITE] = 2,
@@ -258,13 +258,15 @@ static void run_case(struct test_case *c)
     buffers_release(&c->buffers);
 }
 
+static int32_t max_cases = INT32_MAX;
+
 static void test_covering_array(void **state)
 {
     (void)state;
     static struct pairwise pairwise;
     int32_t values[N_FACTORS], n = 0;
     pairwise_init(&pairwise, n_values, N_FACTORS, seed);
-    while (pairwise_next(&pairwise, values)) {
+    while (n < max_cases && pairwise_next(&pairwise, values)) {
         struct test_case c = make_case(values, seed * 1000 + (uint64_t)n++);
         run_case(&c);
     }
@@ -304,12 +306,14 @@ static void test_full_product(void **state)
 int main(int argc, char **argv)
 {
     const int is_product = argc > 1 && strcmp(argv[1], "--product") == 0;
+    if (!is_product && argc > 2) max_cases = (int32_t)strtol(argv[2], NULL, 10);
     if (argc > 1 + is_product) seed = strtoull(argv[1 + is_product], NULL, 10);
     if (is_product && argc > 4) {
         part = strtoll(argv[3], NULL, 10);
         n_parts = strtoll(argv[4], NULL, 10);
     }
     n_values[F_ISA] = isa_levels(levels);
+    n_values[F_COMPUTE] = n_computes();
     const struct CMUnitTest pairs[] = {cmocka_unit_test(test_covering_array)};
     const struct CMUnitTest product[] = {cmocka_unit_test(test_full_product)};
     return is_product ? cmocka_run_group_tests(product, NULL, NULL) : cmocka_run_group_tests(pairs, NULL, NULL);

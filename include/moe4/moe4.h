@@ -67,9 +67,9 @@ typedef enum moe4_dtype {
 
 typedef enum moe4_device { MOE4_DEVICE_CPU = 0, MOE4_DEVICE_CUDA = 1 } moe4_device;
 
-/* Instruction-set levels of the CPU backend: C, and two families, x86 and Arm, in which a level includes C and those of
- * its family above it.  AUTO is the best this machine has, but for AMX, which is only used when it is asked for: no
- * hardware has run it yet. */
+/* Instruction-set levels.  Of the CPU backend: C, and two families, x86 and Arm, in which a level includes C and those of
+ * its family above it; of the CUDA backend: SM_80 and SM_90A, which includes it.  AUTO is the best the device has, but
+ * for AMX, which is only used when it is asked for: no hardware has run it yet. */
 typedef enum moe4_isa {
     MOE4_ISA_AUTO = 0,
     MOE4_ISA_C,           /* portable C */
@@ -79,7 +79,9 @@ typedef enum moe4_isa {
     MOE4_ISA_AVX512_BF16, /* + BF16 */
     MOE4_ISA_AMX,         /* + AMX BF16 */
     MOE4_ISA_NEON,        /* aarch64 */
-    MOE4_ISA_NEON_BF16    /* + BF16 */
+    MOE4_ISA_NEON_BF16,   /* + BF16 */
+    MOE4_ISA_SM_80,       /* mma.sync: any GPU from compute capability 8.0 on */
+    MOE4_ISA_SM_90A       /* wgmma: Hopper */
 } moe4_isa;
 
 /* What the arithmetic is, never how it is scheduled: each mode has its own section in docs/semantics.md. */
@@ -168,7 +170,7 @@ typedef struct moe4_context_config {
     size_t size;
     moe4_device device;
     int32_t device_index;
-    moe4_isa isa;                    /* CPU: the highest level to use */
+    moe4_isa isa;                    /* the highest level to use */
     int32_t n_threads;               /* CPU: 0 = as many as affinity and cgroup quota allow; 1 = only the caller's */
     const moe4_thread_pool *pool;    /* CPU: borrowed until destroy; n_threads must then be 0 */
     const moe4_allocator *allocator; /* copied; NULL = aligned malloc */

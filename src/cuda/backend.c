@@ -12,8 +12,9 @@ static moe4_status cuda_open(struct moe4_context *context, const moe4_context_co
 {
     context->cuda = memory_allocate_zeroed(&context->allocator, sizeof *context->cuda);
     if (!context->cuda) return context_fail_memory(context, "a device", sizeof *context->cuda);
-    moe4_status status = device_open(context, config->device_index, context->cuda);
+    moe4_status status = device_open(context, config->device_index, config->isa, context->cuda);
     if (status) return status;
+    context->isa = context->cuda->level->isa;
     memcpy(context->device_name, context->cuda->name, sizeof context->device_name);
     if (config->pool || config->n_threads)
         return context_fail(context, MOE4_EINVAL, "%s is given, which is the cpu's",
@@ -30,8 +31,8 @@ static void cuda_close(struct moe4_context *context)
 static void cuda_describe_context(const struct moe4_context *context, moe4_context_info *info)
 {
     info->device = MOE4_DEVICE_CUDA;
-    info->isa = MOE4_ISA_AUTO;
-    info->isa_name = "sm_90a";
+    info->isa = context->isa;
+    info->isa_name = context->cuda->level->name;
     info->n_threads = 1;
     info->device_name = context->device_name;
 }
@@ -51,8 +52,8 @@ static moe4_status cuda_supports(struct moe4_context *context, const moe4_query 
 static void cuda_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
 {
     const struct cuda_prepared *prepared = layer->prepared;
-    info->kernel = "gemm_sm90";
-    info->order = "wgmma_k16";
+    info->kernel = prepared->level->kernel;
+    info->order = prepared->level->order;
     info->packed_bytes = layer->L * (int64_t)(prepared->gate_up.expert_bytes + prepared->down.expert_bytes);
     info->n_exact_experts = prepared->n_exact;
 }

@@ -11,11 +11,15 @@ template <uint32_t byte> static __device__ __forceinline__ uint32_t scale_pair(u
     return __byte_perm(scales, 0, 0x4 | byte << 4 | 0x400 | byte << 12) >> 1;
 }
 
-/* Exact, whatever is subnormal. */
+/* Exact, whatever is subnormal.  Adding -0 changes nothing, not even a zero's sign. */
 static __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b)
 {
     uint32_t product;
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
     return product;
 }
 

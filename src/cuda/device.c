@@ -10,7 +10,33 @@ moe4_status device_check(struct moe4_context *context, int error, const char *wh
     return context_fail(context, MOE4_EDEVICE, "cuda: %s: %s", what, cudaGetErrorString((cudaError_t)error));
 }
 
-moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda_device *device)
+/* The level, and what its kernels need of the current device. */
+static moe4_status choose_level(struct moe4_context *context, const struct cudaDeviceProp *properties, moe4_isa isa,
+                                struct cuda_device *device)
+{
+    struct cuda_features features = {properties->major, properties->minor, 0};
+    if (features.major == 9) features.runs_sm_90a = gemm_configure() == cudaSuccess;
+    cudaGetLastError(); /* a refusal is an answer, not an error */
+    const struct cuda_level *best = cuda_level_of(MOE4_ISA_AUTO, &features);
+    if (!best)
+        return context_fail(context, MOE4_EUNSUPPORTED, "device %d has compute capability %d.%d, expected 8.0 or more",
+                            device->index, features.major, features.minor);
+    device->level = cuda_level_of(isa, &features);
+    if (device->level) return MOE4_OK;
+    const int is_known = isa == MOE4_ISA_SM_80 || isa == MOE4_ISA_SM_90A;
+    return context_fail(context, is_known ? MOE4_EUNSUPPORTED : MOE4_EINVAL, "isa is %d, but device %d offers %s (%d)",
+                        isa, device->index, best->name, best->isa);
+}
+
+static moe4_status allocate_faults(struct moe4_context *context, struct cuda_device *device)
+{
+    const size_t bytes = N_FAULTS * sizeof *device->faults;
+    int error = cudaHostAlloc((void **)&device->faults, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    if (!error) memset(device->faults, 0, bytes);
+    return device_check(context, error, "the status words");
+}
+
+moe4_status device_open(struct moe4_context *context, int32_t index, moe4_isa isa, struct cuda_device *device)
 {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
@@ -22,20 +48,12 @@ moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda
     struct cudaDeviceProp properties;
     moe4_status status = device_check(context, cudaGetDeviceProperties(&properties, index), "device properties");
     if (status) return status;
-    if (properties.major != 9)
-        return context_fail(context, MOE4_EUNSUPPORTED, "device %d has compute capability %d.%d, expected 9.0", index,
-                            properties.major, properties.minor);
     device->index = index;
     device->n_multiprocessors = properties.multiProcessorCount;
     snprintf(device->name, sizeof device->name, "%.63s", properties.name);
     int32_t previous = device_enter(index);
-    status = device_check(context, gemm_configure(), "shared memory of the kernels");
-    if (!status)
-        status = device_check(context,
-                              cudaHostAlloc((void **)&device->faults, N_FAULTS * sizeof *device->faults,
-                                            cudaHostAllocPortable | cudaHostAllocMapped),
-                              "the status words");
-    if (!status) memset(device->faults, 0, N_FAULTS * sizeof *device->faults);
+    status = choose_level(context, &properties, isa, device);
+    if (!status) status = allocate_faults(context, device);
     device_leave(previous);
     return status;
 }

@@ -3,17 +3,18 @@
 #define MOE4_CUDA_DEVICE_H
 
 #include "context.h"
-#include "cuda/kernels.h"
+#include "cuda/isa.h"
 
 struct cuda_device {
     int32_t index;
+    const struct cuda_level *level; /* of the context */
     int32_t n_multiprocessors;
     uint64_t *faults; /* [N_FAULTS] in host memory that kernels write */
     char name[64];
 };
 
-/* Fails, in words, where there is no driver, no such device, or one without wgmma. */
-moe4_status device_open(struct moe4_context *context, int32_t index, struct cuda_device *device);
+/* Fails, in words, where there is no driver, no such device, or one without this level. */
+moe4_status device_open(struct moe4_context *context, int32_t index, moe4_isa isa, struct cuda_device *device);
 
 /* Also what device_open left half-built. */
 void device_close(struct cuda_device *device);

@@ -258,7 +258,7 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, moe4_a
 {
     int64_t items = f->plan.max_tiles * call->n_tiles;
     int32_t n_blocks = items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
-    int error = gemm(call, activation, n_blocks, f->stream);
+    int error = f->prepared->level->gemm(call, activation, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     call->token_tiles = f->exact_tiles;
     call->n_token_tiles = f->numbers + N_EXACT_TILES;
@@ -376,6 +376,10 @@ moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *
     if (f.prepared->device_index != context->cuda->index)
         return context_fail(context, MOE4_EINVAL, "the layer is on device %d, the context on device %d",
                             f.prepared->device_index, context->cuda->index);
+    if (!cuda_level_includes(context->isa, f.prepared->level->isa))
+        return context_fail(context, MOE4_EINVAL,
+                            "the layer was prepared for kernel %s, which this context's level lacks",
+                            f.prepared->level->kernel);
     moe4_status status = cuda_forward_plan(context, layer, call->batch->n_tokens, call->top_k, &f.plan);
     if (status) return status;
     f.is_chunked = f.plan.chunk_tokens < call->batch->n_tokens;

@@ -1,6 +1,7 @@
 /* Grouping without atomics on data: a block an expert counts its own slots and those of the experts before it, which
  * gives its first row, then places its slots in order; the last block to finish cuts all experts' rows into tiles. */
 #include "cuda/launch.cuh"
+#include "cuda/tiling.h"
 
 namespace
 {
@@ -75,18 +76,6 @@ __device__ void place_slots(const group_call &call, const slot_range &slots, int
         }
         row += total;
     }
-}
-
-/* Tiles of nearly equal size, whole eights but for the last. */
-struct tiling {
-    int32_t n, rows;
-};
-
-__device__ tiling tile_rows(int32_t n_rows)
-{
-    int32_t n = (n_rows + MAX_TOKENS - 1) / MAX_TOKENS;
-    int32_t rows = n ? ((n_rows + n - 1) / n + 7) / 8 * 8 : 8;
-    return {(n_rows + rows - 1) / rows, rows};
 }
 
 /* Sum over threads before this one; *total over all. */

@@ -144,13 +144,16 @@ struct group_call {
 };
 int group_rows(const struct group_call *call, cuda_stream stream);
 
-/* ---- GEMMs (gemm.cu, exact.cu) ---------------------------------------------------------------------------------- */
+/* ---- GEMMs (gemm.cu, gemm_mma.cu, exact.cu) --------------------------------------------------------------------- */
 
-/* Once a device: what shared memory the kernels may use. */
+/* Once a device: what shared memory the kernels of gemm may use.  Fails where sm_90a's machine code does not run. */
 int gemm_configure(void);
 
 /* IDENTITY for the second GEMM.  Blocks that find no work leave at once. */
 int gemm(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+/* The same on any GPU from sm_80 on. */
+int gemm_mma(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 
 /* The same sums in plain fp32 for weights whose scales are stored raw. */
 int gemm_exact(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);

@@ -33,6 +33,14 @@ static __device__ __forceinline__ void check_token_count(const token_count &T, u
         report_fault(faults, FAULT_TOKEN_COUNT, T.T, *T.on_device);
 }
 
+/* Whether the current device has launches that overlap; all code for those that do waits for its predecessors. */
+static inline bool launches_overlap(void)
+{
+    int device, major;
+    return !cudaGetDevice(&device) && !cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) &&
+           major >= 9;
+}
+
 template <class Call>
 static int launch(void (*kernel)(const Call), const Call *call, dim3 blocks, int threads, size_t shared_bytes,
                   cuda_stream stream)
@@ -46,7 +54,7 @@ static int launch(void (*kernel)(const Call), const Call *call, dim3 blocks, int
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &overlap;
-    config.numAttrs = 1;
+    config.numAttrs = launches_overlap();
     return cudaLaunchKernelEx(&config, kernel, *call);
 }
 

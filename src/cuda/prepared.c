@@ -163,6 +163,7 @@ moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *
     layer->prepared = prepared;
     prepared->device_index = context->cuda->index;
     prepared->n_multiprocessors = context->cuda->n_multiprocessors;
+    prepared->level = context->cuda->level;
     const struct cuda_row_order gate_up = {activation_has_gate(layer->activation), layer->gate_up, layer->I,
                                            layer->stored_intermediate_size};
     const struct cuda_row_order down = {0, MOE4_GATE_UP_NONE, layer->H, layer->H};

@@ -2,7 +2,7 @@
 #ifndef MOE4_CUDA_PREPARED_H
 #define MOE4_CUDA_PREPARED_H
 
-#include "cuda/kernels.h"
+#include "cuda/isa.h"
 #include "layer.h"
 
 /* One of the two matrices, of every expert. */
@@ -18,6 +18,7 @@ struct cuda_matrix {
 
 struct cuda_prepared {
     int32_t device_index, n_multiprocessors;
+    const struct cuda_level *level; /* whose kernels run it */
     struct cuda_matrix gate_up, down;
     struct activation_params *params; /* [L] */
     int32_t *local_of;                /* [E] */

@@ -1,4 +1,4 @@
-/* Single instructions of sm_90a that CUDA C has no name for. */
+/* Single instructions that CUDA C has no name for; of sm_90a where it does not say otherwise. */
 #ifndef MOE4_CUDA_PTX_CUH
 #define MOE4_CUDA_PTX_CUH
 
@@ -113,16 +113,20 @@ template <int count> static __device__ __forceinline__ void registers_lower(void
 
 /* ---- Programmatic dependent launch ------------------------------------------------------------------------------ */
 
-/* The next kernel of the stream may start. */
+/* The next kernel of the stream may start.  Before sm_90 kernels do not overlap (launch.cuh). */
 static __device__ __forceinline__ void launch_dependents(void)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* Until the kernels before this one are over and what they wrote is visible. */
 static __device__ __forceinline__ void wait_for_predecessors(void)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /* ---- Shared memory reads ---------------------------------------------------------------------------------------- */

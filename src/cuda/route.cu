@@ -7,7 +7,7 @@
 namespace
 {
 
-constexpr int SHARED_BYTES = 200 * 1024;
+constexpr int DEFAULT_SHARED = 48 * 1024;                 /* more must be asked for */
 constexpr int32_t NAN_KEY = INT32_MAX, TAKEN = INT32_MIN; /* above +inf's key, below -inf's */
 constexpr float QUIET_NAN = __builtin_nanf("");
 
@@ -317,9 +317,12 @@ __global__ void router_kernel(const __grid_constant__ router_call call)
 int route_logits(const route_logits_call *call, cuda_stream stream)
 {
     const int64_t bytes = warp_bytes(call->router);
-    const int warps = bytes * 8 <= SHARED_BYTES / 4 ? 8 : bytes * 2 <= SHARED_BYTES ? 2 : 1;
-    cudaError_t error = cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    if (error) return error;
+    const int warps = bytes * 8 <= DEFAULT_SHARED ? 8 : bytes * 2 <= DEFAULT_SHARED ? 2 : 1;
+    if (bytes * warps > DEFAULT_SHARED) {
+        cudaError_t error =
+            cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes * warps));
+        if (error) return error;
+    }
     return launch(route_kernel, call, (call->T.n_tokens + warps - 1) / warps, warps * 32, (size_t)bytes * warps,
                   stream);
 }
