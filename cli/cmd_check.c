@@ -159,16 +159,26 @@ static int check_level(struct check *check, moe4_device device, moe4_isa isa)
     return code;
 }
 
-/* Every level of the CPU, then the GPU: where it was asked for it must be there. */
-static int check_all(struct check *check)
+/* Every level of a device that this machine has; how many there were. */
+static int check_device(struct check *check, moe4_device device, int *n_levels)
 {
     int code = EXIT_OK;
-    for (int isa = MOE4_ISA_C; !code && check->backend != CHECK_CUDA && isa_words[isa]; ++isa)
-        if (level_exists(MOE4_DEVICE_CPU, (moe4_isa)isa)) code = check_level(check, MOE4_DEVICE_CPU, (moe4_isa)isa);
-    if (!code && (check->backend == CHECK_CUDA ||
-                  (check->backend == CHECK_ALL && level_exists(MOE4_DEVICE_CUDA, MOE4_ISA_AUTO))))
-        code = check_level(check, MOE4_DEVICE_CUDA, MOE4_ISA_AUTO);
+    for (int isa = MOE4_ISA_C; !code && isa_words[isa]; ++isa) {
+        if (!level_exists(device, (moe4_isa)isa)) continue;
+        code = check_level(check, device, (moe4_isa)isa);
+        ++*n_levels;
+    }
     return code;
+}
+
+/* The CPU, then the GPU: where it was asked for it must be there. */
+static int check_all(struct check *check)
+{
+    int code = EXIT_OK, n_levels = 0;
+    if (check->backend != CHECK_CUDA) code = check_device(check, MOE4_DEVICE_CPU, &n_levels);
+    if (!code && (check->backend == CHECK_CUDA || check->backend == CHECK_ALL))
+        code = check_device(check, MOE4_DEVICE_CUDA, &n_levels);
+    return code || n_levels ? code : check_level(check, MOE4_DEVICE_CUDA, MOE4_ISA_AUTO); /* which says why not */
 }
 
 int cmd_check(int argc, char **argv)

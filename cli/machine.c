@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "message.h"
+#include "words.h"
 #include "moe4/tune.h"
 
 static int32_t processors(void)
@@ -13,11 +14,15 @@ static int32_t processors(void)
     return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
 }
 
-/* What the CPU alone has is refused beside a GPU, not ignored. */
+/* What one device alone has is refused beside the other, not ignored. */
 static int choice_check(const struct machine_choice *choice)
 {
+    const int is_gpu_isa = choice->isa >= MOE4_ISA_SM_80;
+    if (choice->device == MOE4_DEVICE_CPU && is_gpu_isa)
+        return fail_usage("--isa %s is a GPU's, but --backend is cpu", isa_words[choice->isa]);
     if (choice->device == MOE4_DEVICE_CPU) return EXIT_OK;
-    if (choice->isa) return fail_usage("--isa is the CPU's, but --backend is cuda");
+    if (choice->isa && !is_gpu_isa)
+        return fail_usage("--isa %s is the CPU's, but --backend is cuda", isa_words[choice->isa]);
     if (choice->n_threads) return fail_usage("--threads are the CPU's, but --backend is cuda");
     return EXIT_OK;
 }

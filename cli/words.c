@@ -2,8 +2,8 @@
 
 #include <stddef.h>
 
-const char *const isa_words[] = {"auto",        "c",   "avx2", "avx512",    "avx512_vnni",
-                                 "avx512_bf16", "amx", "neon", "neon_bf16", NULL};
+const char *const isa_words[] = {"auto", "c",    "avx2",      "avx512", "avx512_vnni", "avx512_bf16",
+                                 "amx",  "neon", "neon_bf16", "sm_80",  "sm_90a",      NULL};
 const char *const compute_words[] = {"bf16", "mxfp8", "fp8", "int8", NULL};
 const char *const routing_words[] = {"default",       "renormalize",    "deepseek_v3", "llama4",  "renormalize_naive",
                                      "topk",          "sigmoid_renorm", "minimax2",    "sigmoid", "topk_sigmoid",

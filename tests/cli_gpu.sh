@@ -10,7 +10,8 @@ result=$work/result
 small="--experts 8 --hidden 256 --intermediate 128 --tokens 1,40 --repeat 3"
 
 refuses 2 "--threads are the CPU's, but --backend is cuda" run "$model" --backend cuda --threads 2
-refuses 2 "--isa is the CPU's, but --backend is cuda" bench --backend cuda --isa c
+refuses 2 "--isa c is the CPU's, but --backend is cuda" bench --backend cuda --isa c
+refuses 2 "--isa sm_80 is a GPU's, but --backend is cpu" bench --isa sm_80
 refuses 2 "--threads are the CPU's, but --backend is cuda" check "$model" --backend cuda --threads 2
 refuses 2 '--backend: "gpu" is not one of all, cpu, cuda' check "$model" --backend gpu
 
