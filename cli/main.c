@@ -17,6 +17,7 @@ static const struct {
     {"inspect", cmd_inspect, "show the MoE layers of a checkpoint"},
     {"run", cmd_run, "run one MoE layer of a checkpoint"},
     {"check", cmd_check, "compare every kernel with the oracle"},
+    {"combine", cmd_combine, "add up the rows that a deferred run has left"},
     {"route", cmd_route, "route tokens: logits to expert ids and weights"},
     {"bench", cmd_bench, "time a layer against what the machine can do"},
     {"tune", cmd_tune, "measure how this machine runs a layer fastest"},

@@ -17,7 +17,8 @@ refuses 2 '--backend: "gpu" is not one of all, cpu, cuda' check "$model" --backe
 
 if ! "$command" inspect "$model" --backend cuda >/dev/null 2>&1; then
     # shellcheck disable=SC2086 # a list of words
-    for verb in "inspect $model" "run $model" "check $model" "bench $small" "tune $model --output $work/none"; do
+    for verb in "inspect $model" "run $model" "check $model" "bench $small" "tune $model --output $work/none" \
+        "combine --input $work/none --output $work/none"; do
         # shellcheck disable=SC2086
         expect 1 $verb --backend cuda
         grep -q "device is cuda, but " "$err" || die "no reason why there is no GPU:"
@@ -57,6 +58,10 @@ runs --weight-on input --output-size 40 --output-dtype f16
 runs --activation-dtype mxfp8
 expect 0 run "$model" --tokens 9 --backend cuda --deferred --replay --output "$result"
 match equal "$result" routed_ids "$result" topk_ids
+expect 0 run "$model" --tokens 9 --output "$result.cpu"
+expect 0 combine --input "$result" --output "$result.sum" --backend cuda --check --scale 2 --output-dtype f32
+expect 0 combine --input "$result" --output "$result.sum" --backend cuda --check
+match frobenius=4e-3 "$result.sum" output "$result.cpu" output
 expect 0 check "$model" --backend cuda --json --tokens 1,33
 json stage isa ok=true
 expect 0 check "$model" --tokens 1 --json

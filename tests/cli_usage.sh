@@ -3,7 +3,7 @@
 set -eu
 . "$(dirname "$0")/cli_lib.sh"
 
-verbs="synth inspect run check route bench tune quantize convert"
+verbs="synth inspect run combine check route bench tune quantize convert"
 
 expect 0 --help
 for verb in $verbs; do says "$out" "  $verb "; done

@@ -4,8 +4,10 @@
  *   topk_ids, topk_packed                                          the latter with the weights as bf16
  *   top=A             only the first A columns of ids and weights from here on
  *   shift=N           N is added to every id from here on
- *   addend=DTYPE[:N]  [T, N] numbers of no meaning; N is the width of hidden_states unless it is given
- *   expert_map=0,-1,1,... */
+ *   addend=DTYPE[:N]  [T, N] numbers of no meaning; N is the width of hidden_states unless it is given,
+ *                     which it must be for a deferred run's
+ *   expert_map=0,-1,1,...
+ *   gemm2_rows, row_map, expert_weights=DTYPE                      of a deferred run */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +99,7 @@ static void add_packed(void)
 static void add_addend(char *dtype)
 {
     int64_t shape[2];
-    free(numbers_read("hidden_states", shape));
+    free(numbers_read(moe4_tensors_find(source, "gemm2_rows") ? "row_map" : "hidden_states", shape));
     char *width = strchr(dtype, ':');
     if (width) {
         *width = '\0';
@@ -129,6 +131,10 @@ static void add(char *argument)
         shift = atoi(value);
     else if (!strcmp(argument, "topk_packed"))
         add_packed();
+    else if (!strcmp(argument, "gemm2_rows"))
+        add_converted(argument, "BF16", 0, 0);
+    else if (!strcmp(argument, "row_map"))
+        add_converted(argument, "I32", 0, shift);
     else if (!strcmp(argument, "topk_ids"))
         add_converted(argument, "I32", top, shift);
     else if (!strcmp(argument, "addend"))
