@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "cpu/kernels/prefetch.h"
 #include "cpu/layout.h"
 
 /* bf16 bits of each code.  Entries 16..31 repeat: vpermw looks at 5 bits, the fifth being the next code's lowest. */
@@ -44,22 +45,6 @@ static inline __m512 load_scale_exponents(const uint8_t *scales)
 {
     __m512i bytes = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)scales));
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(127)));
-}
-
-/* Brings the lines of a block that comes up in a while into the second-level cache.  Into the first alone, they would
- * take up the few misses that it can have outstanding: 25 % slower.  Always inlined: gcc 12 drops calls that only
- * prefetch. */
-static inline __attribute__((always_inline)) void prefetch_block(const uint8_t *panel)
-{
-    enum { AHEAD = 16 * PANEL_BLOCK_BYTES };
-    for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES) _mm_prefetch((const char *)panel + AHEAD + i, _MM_HINT_T1);
-}
-
-/* From there into the first level: with one token to multiply, nothing else hides that way. */
-static inline __attribute__((always_inline)) void prefetch_block_near(const uint8_t *panel)
-{
-    enum { AHEAD = 2 * PANEL_BLOCK_BYTES };
-    for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES) _mm_prefetch((const char *)panel + AHEAD + i, _MM_HINT_T0);
 }
 
 #endif

@@ -1,38 +1,51 @@
-/* AVX2 with FMA.  A block's 16 rows are decoded once into 2 KiB of f32, then multiplied by up to 6 tokens at a time: 12
- * sums, 2 weights and a broadcast fill the 16 registers. */
+/* AVX2 with FMA.  A block's codes are looked up once as bytes, twice the weights, in the order in which they are
+ * wanted: [k][8 rows].  Where they are multiplied, 8 rows are widened to f32, two instructions, for up to 6 tokens: 12
+ * sums of 16 rows, two weights and a broadcast fill the registers.  Activations are halved to make up for the weights:
+ * exact, since f32 holds half of any bf16. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "cpu/kernels/kernel.h"
+#include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/widen.h"
 #include "cpu/layout.h"
 
-enum { HALVES = 2, LANES = 8, GROUP_TOKENS = 6 };
+enum { LINES = 4, HALVES = 2, LANES = 8, SUBTILES = PANEL_ROWS / SUBTILE_ROWS, GROUP_TOKENS = 6 };
 
-/* Eight rows' codes at bit `shift` of their lanes: magnitude by look-up of the low 3 bits, sign from the fourth. */
-static inline __m256 decode_lanes(__m256i codes, int shift, __m256 magnitudes)
+/* Twice the weights of 8 rows and a line's 8 k, 8 bytes a k; which k, says byte_of. */
+typedef int8_t half_line[LANES * 8] __attribute__((aligned(32)));
+
+/* Where the rows of a line's k begin in its half_line: k = 0, 1, 4, 5 come from the low halves of the codes' bytes. */
+static const int byte_of[8] = {0, 8, 32, 40, 16, 24, 48, 56};
+
+/* 8 rows of a line, a lane each, to bytes. */
+static inline void decode_half_line(const uint8_t *codes, half_line weights)
 {
-    __m256i index = _mm256_srli_epi32(codes, shift);
-    __m256 magnitude = _mm256_permutevar8x32_ps(magnitudes, index);
-    __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(index, 28)), _mm256_set1_ps(-0.0f));
-    return _mm256_or_ps(magnitude, sign);
+    const __m256i values =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m256i turn =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
+    const __m256i low_half = _mm256_set1_epi8(15);
+    /* [4 rows][4 bytes] in each half to [4 bytes][8 rows] */
+    __m256i packed = _mm256_shuffle_epi8(_mm256_load_si256((const __m256i *)codes), turn);
+    packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    __m256i low = _mm256_and_si256(packed, low_half);
+    __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_half);
+    _mm256_store_si256((__m256i *)weights, _mm256_shuffle_epi8(values, low));
+    _mm256_store_si256((__m256i *)weights + 1, _mm256_shuffle_epi8(values, high));
 }
 
-/* A subtile of a block to weights [32][16] without their scales. */
-static void decode_subtile(const uint8_t *codes, float weights[BLOCK_SIZE][SUBTILE_ROWS])
+static void decode_block(const uint8_t *codes, half_line weights[SUBTILES][LINES][HALVES])
 {
-    const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    for (int line = 0; line < 4; line++)
-        for (int half = 0; half < HALVES; half++) {
-            int row = half * LANES;
-            __m256i packed = _mm256_load_si256((const __m256i *)(codes + line * LINE_BYTES + row * 4));
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                float(*pair)[SUBTILE_ROWS] = weights + line * 8 + 2 * j;
-                _mm256_store_ps(pair[0] + row, decode_lanes(packed, 4 * j, magnitudes));
-                _mm256_store_ps(pair[1] + row, decode_lanes(packed, 4 * j + 16, magnitudes));
-            }
-        }
+    for (int subtile = 0; subtile < SUBTILES; subtile++)
+        for (int line = 0; line < LINES; line++, codes += LINE_BYTES)
+            for (int half = 0; half < HALVES; half++)
+                decode_half_line(codes + half * LANES * 4, weights[subtile][line][half]);
+}
+
+static inline __m256 load_weights(const int8_t *bytes)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
 }
 
 /* The scales of eight rows, E8M0 bytes 1..254. */
@@ -42,58 +55,80 @@ static inline __m256 load_scales(const uint8_t *scales)
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23));
 }
 
-/* sums[t][0..15] += scales * (weights . x) for N_TOKENS tokens; a block's sums stay in registers. */
-static inline __attribute__((always_inline)) void multiply(const float weights[BLOCK_SIZE][SUBTILE_ROWS],
-                                                           const uint8_t *scales, const float *x, int32_t ldx,
-                                                           const int n_tokens, float *sums)
+/* sums[t][16 N_SUB rows] += scales * (weights . x) for N_TOKENS tokens, of ldx in x.  Always inlined with constants: a
+ * block's sums stay in registers, 2 * N_SUB * N_TOKENS <= 12. */
+static inline __attribute__((always_inline)) void multiply(half_line weights[][LINES][HALVES], const uint8_t *scales,
+                                                           const struct wide_block *x, int32_t first_token, int32_t ldx,
+                                                           const int n_sub, const int n_tokens, float *sums)
 {
-    __m256 block[GROUP_TOKENS][HALVES];
-    for (int t = 0; t < n_tokens; t++) block[t][0] = block[t][1] = _mm256_setzero_ps();
-    for (int k = 0; k < BLOCK_SIZE; k++, x += ldx) {
-        __m256 low = _mm256_load_ps(weights[k]), high = _mm256_load_ps(weights[k] + LANES);
+    const float *even = x->even + first_token, *odd = x->odd + first_token;
+    __m256 block[GROUP_TOKENS][2 * HALVES];
+#pragma GCC unroll 6
+    for (int t = 0; t < n_tokens; t++)
+#pragma GCC unroll 4
+        for (int h = 0; h < n_sub * HALVES; h++) block[t][h] = _mm256_setzero_ps();
+#pragma GCC unroll 1
+    for (int line = 0; line < LINES; line++)
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) {
+            const float *value = k % 2 ? odd : even;
+            __m256 w[2 * HALVES];
+#pragma GCC unroll 4
+            for (int h = 0; h < n_sub * HALVES; h++)
+                w[h] = load_weights(weights[h / HALVES][line][h % HALVES] + byte_of[k]);
+#pragma GCC unroll 6
+            for (int t = 0; t < n_tokens; t++) {
+                __m256 v = _mm256_broadcast_ss(value + t);
+#pragma GCC unroll 4
+                for (int h = 0; h < n_sub * HALVES; h++) block[t][h] = _mm256_fmadd_ps(w[h], v, block[t][h]);
+            }
+            if (k % 2) even += ldx, odd += ldx;
+        }
+#pragma GCC unroll 4
+    for (int h = 0; h < n_sub * HALVES; h++) {
+        const __m256 scale = load_scales(scales + h * LANES);
 #pragma GCC unroll 6
         for (int t = 0; t < n_tokens; t++) {
-            __m256 value = _mm256_broadcast_ss(x + t);
-            block[t][0] = _mm256_fmadd_ps(low, value, block[t][0]);
-            block[t][1] = _mm256_fmadd_ps(high, value, block[t][1]);
-        }
-    }
-    for (int half = 0; half < HALVES; half++) {
-        __m256 scale = load_scales(scales + half * LANES);
-        for (int t = 0; t < n_tokens; t++) {
-            float *sum = sums + t * PANEL_ROWS + half * LANES;
-            _mm256_store_ps(sum, _mm256_fmadd_ps(block[t][half], scale, _mm256_load_ps(sum)));
+            float *sum = sums + t * PANEL_ROWS + h * LANES;
+            _mm256_store_ps(sum, _mm256_fmadd_ps(block[t][h], scale, _mm256_load_ps(sum)));
         }
     }
 }
 
-static void multiply_group(const float weights[BLOCK_SIZE][SUBTILE_ROWS], const uint8_t *scales, const float *x,
-                           int32_t ldx, int32_t n_tokens, float *sums)
+/* A panel's block for n_tokens tokens, at most GROUP_TOKENS, from `first` on.  One or two take two subtiles at
+ * once: fmas that add to one sum wait for each other. */
+static void multiply_group(half_line weights[SUBTILES][LINES][HALVES], const uint8_t *scales,
+                           const struct wide_block *x, int32_t first, int32_t ldx, int32_t n_tokens, float *sums)
 {
-    switch (n_tokens) {
-    case 1: multiply(weights, scales, x, ldx, 1, sums); break;
-    case 2: multiply(weights, scales, x, ldx, 2, sums); break;
-    case 3: multiply(weights, scales, x, ldx, 3, sums); break;
-    case 4: multiply(weights, scales, x, ldx, 4, sums); break;
-    case 5: multiply(weights, scales, x, ldx, 5, sums); break;
-    default: multiply(weights, scales, x, ldx, 6, sums); break;
+    sums += first * PANEL_ROWS;
+    for (int s = 0; s < SUBTILES; s += n_tokens <= 2 ? 2 : 1) {
+        half_line(*subtile)[LINES][HALVES] = weights + s;
+        const uint8_t *scale = scales + s * SUBTILE_ROWS;
+        float *sum = sums + s * SUBTILE_ROWS;
+        switch (n_tokens) {
+        case 1: multiply(subtile, scale, x, first, ldx, 2, 1, sum); break;
+        case 2: multiply(subtile, scale, x, first, ldx, 2, 2, sum); break;
+        case 3: multiply(subtile, scale, x, first, ldx, 1, 3, sum); break;
+        case 4: multiply(subtile, scale, x, first, ldx, 1, 4, sum); break;
+        case 5: multiply(subtile, scale, x, first, ldx, 1, 5, sum); break;
+        default: multiply(subtile, scale, x, first, ldx, 1, 6, sum); break;
+        }
     }
 }
 
 static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
 {
-    float weights[BLOCK_SIZE][SUBTILE_ROWS] __attribute__((aligned(64)));
-    float wide[BLOCK_SIZE * TILE_TOKENS];
+    half_line weights[SUBTILES][LINES][HALVES];
+    struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        widen_block(x, n_tokens, wide);
-        for (int subtile = 0; subtile < PANEL_ROWS / SUBTILE_ROWS; subtile++) {
-            const int row = subtile * SUBTILE_ROWS;
-            decode_subtile(panel + CODES_OFFSET + subtile * SUBTILE_BYTES, weights);
-            for (int32_t t = 0; t < n_tokens; t += GROUP_TOKENS) {
-                int32_t group = n_tokens - t < GROUP_TOKENS ? n_tokens - t : GROUP_TOKENS;
-                multiply_group(weights, panel + row, wide + t, n_tokens, group, sums + t * PANEL_ROWS + row);
-            }
+        prefetch_block(panel);
+        widen_block(x, n_tokens, 0.5f, &wide);
+        decode_block(panel + CODES_OFFSET, weights);
+        for (int32_t t = 0, group; t < n_tokens; t += group) { /* of nearly equal size */
+            const int32_t n_groups = (n_tokens - t + GROUP_TOKENS - 1) / GROUP_TOKENS;
+            group = (n_tokens - t + n_groups - 1) / n_groups;
+            multiply_group(weights, panel, &wide, t, n_tokens, group, sums);
         }
     }
 }

@@ -28,50 +28,60 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
                                                        float *sums)
 {
     const __m512i table = decode_table(), odd_half = _mm512_set1_epi32((int)0xFFFF0000);
-    float wide[BLOCK_SIZE * TILE_TOKENS];
+    const int is_kept = n_sub * n_tokens <= MOST_KEPT_SUMS;
+    struct wide_block wide;
+    __m512 sum[4][TILE_TOKENS];
+    for (int s = 0; s < n_sub; s++)
+        for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
         if (first == 0) prefetch_block(panel);
         if (n_tokens == 1) prefetch_block_near(panel);
-        widen_block(x, n_tokens, wide);
+        widen_block(x, n_tokens, 1.0f, &wide);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
-        const float *value = wide;
+        const float *even = wide.even, *odd = wide.odd;
         __m512 block[4][TILE_TOKENS];
         for (int s = 0; s < n_sub; s++)
             for (int t = 0; t < n_tokens; t++) block[s][t] = _mm512_setzero_ps();
-#pragma GCC unroll 1
-        for (int line = 0; line < LINES; line++, codes += LINE_BYTES, value += 2 * PAIRS * n_tokens)
 #pragma GCC unroll 4
-            for (int s = 0; s < n_sub; s++) {
-                __m512i packed = load_line(codes + s * SUBTILE_BYTES);
+        for (int line = 0; line < LINES;
+             line++, codes += LINE_BYTES, even += PAIRS * n_tokens, odd += PAIRS * n_tokens) {
+            __m512i packed[4];
+            for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
 #pragma GCC unroll 4
-                for (int j = 0; j < PAIRS; j++) {
-                    __m512i pair = decode_pair(packed, j, table);
-                    __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-                    __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, odd_half));
+            for (int j = 0; j < PAIRS; j++)
+#pragma GCC unroll 4
+                for (int s = 0; s < n_sub; s++) {
+                    __m512i pair = decode_pair(packed[s], j, table);
+                    __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+                    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, odd_half));
 #pragma GCC unroll 12
                     for (int t = 0; t < n_tokens; t++)
-                        block[s][t] = fma_broadcast(block[s][t], even, value + 2 * j * n_tokens + t);
+                        block[s][t] = fma_broadcast(block[s][t], low, even + j * n_tokens + t);
 #pragma GCC unroll 12
                     for (int t = 0; t < n_tokens; t++)
-                        block[s][t] = fma_broadcast(block[s][t], odd, value + (2 * j + 1) * n_tokens + t);
+                        block[s][t] = fma_broadcast(block[s][t], high, odd + j * n_tokens + t);
                 }
-            }
+        }
         /* Sums that do not fit the registers stay in memory: the compiler shall not keep them on the stack instead. */
-        if (n_sub * n_tokens > MOST_KEPT_SUMS) __asm__ volatile("" ::: "memory");
+        if (!is_kept) __asm__ volatile("" ::: "memory");
         for (int s = 0; s < n_sub; s++) {
             const __m512 scales = load_scales(panel + (first + s) * SUBTILE_ROWS);
             for (int t = 0; t < n_tokens; t++) {
-                float *sum = sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS;
-                _mm512_store_ps(sum, _mm512_fmadd_ps(block[s][t], scales, _mm512_load_ps(sum)));
+                float *stored = sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS;
+                sum[s][t] = _mm512_fmadd_ps(block[s][t], scales, is_kept ? sum[s][t] : _mm512_load_ps(stored));
+                if (!is_kept) _mm512_store_ps(stored, sum[s][t]);
             }
         }
     }
+    for (int s = 0; s < n_sub; s++)
+        for (int t = 0; is_kept && t < n_tokens; t++)
+            _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);
 }
 
 #define GEMM_TILE(n)                                                                                                   \
     static void gemm_tile_##n(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, float *sums)                  \
     {                                                                                                                  \
-        enum { N_SUB = (n) <= 6 ? 4 : 2 };                                                                             \
+        enum { N_SUB = (n) <= 3 ? 4 : 2 };                                                                             \
         for (int first = 0; first < 4; first += N_SUB) pass(panel, n_blocks, x, n, first, N_SUB, sums);                \
     }
 GEMM_TILE(1)
@@ -92,12 +102,12 @@ static void gemm_tile_avx512(const uint8_t *panel, int64_t n_blocks, const uint1
     static void (*const tiles[])(const uint8_t *, int64_t, const uint16_t *, float *) = {
         NULL,        gemm_tile_1, gemm_tile_2, gemm_tile_3,  gemm_tile_4,  gemm_tile_5, gemm_tile_6,
         gemm_tile_7, gemm_tile_8, gemm_tile_9, gemm_tile_10, gemm_tile_11, gemm_tile_12};
-    memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
+    if (n_tokens > 6) memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     tiles[n_tokens](panel, n_blocks, x, sums);
 }
 
 const struct kernel kernel_avx512 = {.name = "gemm_avx512",
                                      .order = "blocks of fma over k, scaled by fma",
                                      .isa = MOE4_ISA_AVX512,
-                                     .tile_tokens = TILE_TOKENS,
+                                     .tile_tokens = 6,
                                      .gemm_tile = gemm_tile_avx512};

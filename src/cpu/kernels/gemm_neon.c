@@ -40,19 +40,21 @@ static void decode_subtile(const uint8_t *codes, float weights[BLOCK_SIZE][SUBTI
 
 /* sums[t][0..15] += scales * (weights . x) for N_TOKENS tokens; a block's sums stay in registers. */
 static inline __attribute__((always_inline)) void multiply(const float weights[BLOCK_SIZE][SUBTILE_ROWS],
-                                                           const uint8_t *scales, const float *x, int32_t ldx,
-                                                           const int n_tokens, float *sums)
+                                                           const uint8_t *scales, const struct wide_block *x,
+                                                           int32_t first_token, int32_t ldx, const int n_tokens,
+                                                           float *sums)
 {
     float32x4_t block[GROUP_TOKENS][QUARTERS];
     for (int t = 0; t < n_tokens; t++)
         for (int q = 0; q < QUARTERS; q++) block[t][q] = vdupq_n_f32(0);
-    for (int k = 0; k < BLOCK_SIZE; k++, x += ldx) {
+    for (int k = 0; k < BLOCK_SIZE; k++) {
+        const float *value = (k % 2 ? x->odd : x->even) + k / 2 * ldx + first_token;
         float32x4_t w[QUARTERS];
         for (int q = 0; q < QUARTERS; q++) w[q] = vld1q_f32(weights[k] + q * LANES);
 #pragma GCC unroll 6
         for (int t = 0; t < n_tokens; t++)
 #pragma GCC unroll 4
-            for (int q = 0; q < QUARTERS; q++) block[t][q] = vfmaq_n_f32(block[t][q], w[q], x[t]);
+            for (int q = 0; q < QUARTERS; q++) block[t][q] = vfmaq_n_f32(block[t][q], w[q], value[t]);
     }
     for (int q = 0; q < QUARTERS; q++) {
         float32x4_t scale = load_scales(scales + q * LANES);
@@ -63,32 +65,32 @@ static inline __attribute__((always_inline)) void multiply(const float weights[B
     }
 }
 
-static void multiply_group(const float weights[BLOCK_SIZE][SUBTILE_ROWS], const uint8_t *scales, const float *x,
-                           int32_t ldx, int32_t n_tokens, float *sums)
+static void multiply_group(const float weights[BLOCK_SIZE][SUBTILE_ROWS], const uint8_t *scales,
+                           const struct wide_block *x, int32_t first, int32_t ldx, int32_t n_tokens, float *sums)
 {
     switch (n_tokens) {
-    case 1: multiply(weights, scales, x, ldx, 1, sums); break;
-    case 2: multiply(weights, scales, x, ldx, 2, sums); break;
-    case 3: multiply(weights, scales, x, ldx, 3, sums); break;
-    case 4: multiply(weights, scales, x, ldx, 4, sums); break;
-    case 5: multiply(weights, scales, x, ldx, 5, sums); break;
-    default: multiply(weights, scales, x, ldx, 6, sums); break;
+    case 1: multiply(weights, scales, x, first, ldx, 1, sums); break;
+    case 2: multiply(weights, scales, x, first, ldx, 2, sums); break;
+    case 3: multiply(weights, scales, x, first, ldx, 3, sums); break;
+    case 4: multiply(weights, scales, x, first, ldx, 4, sums); break;
+    case 5: multiply(weights, scales, x, first, ldx, 5, sums); break;
+    default: multiply(weights, scales, x, first, ldx, 6, sums); break;
     }
 }
 
 static void gemm_tile_neon(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
 {
     float weights[BLOCK_SIZE][SUBTILE_ROWS] __attribute__((aligned(64)));
-    float wide[BLOCK_SIZE * TILE_TOKENS];
+    struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        widen_block(x, n_tokens, wide);
+        widen_block(x, n_tokens, 1.0f, &wide);
         for (int subtile = 0; subtile < PANEL_ROWS / SUBTILE_ROWS; subtile++) {
             const int row = subtile * SUBTILE_ROWS;
             decode_subtile(panel + CODES_OFFSET + subtile * SUBTILE_BYTES, weights);
             for (int32_t t = 0; t < n_tokens; t += GROUP_TOKENS) {
                 int32_t group = n_tokens - t < GROUP_TOKENS ? n_tokens - t : GROUP_TOKENS;
-                multiply_group(weights, panel + row, wide + t, n_tokens, group, sums + t * PANEL_ROWS + row);
+                multiply_group(weights, panel + row, &wide, t, n_tokens, group, sums + t * PANEL_ROWS + row);
             }
         }
     }

@@ -3,18 +3,26 @@
 #define MOE4_CPU_KERNELS_WIDEN_H
 
 #include <stdint.h>
+#include <string.h>
 
 #include "base/convert.h"
 #include "base/dims.h"
+#include "cpu/layout.h"
 
-/* x [16][n_tokens] pairs of bf16 -> wide [32][n_tokens] f32.  A pair's low half is the even k (little endian). */
-static inline void widen_block(const uint16_t *x, int32_t n_tokens, float *wide)
+/* [16][n_tokens]: even k, and odd k.  Apart, so that widening is but a shift and a mask of whole vectors. */
+struct wide_block {
+    float even[BLOCK_SIZE / 2 * TILE_TOKENS], odd[BLOCK_SIZE / 2 * TILE_TOKENS];
+} __attribute__((aligned(64)));
+
+/* x [16][n_tokens] pairs of bf16, the low half the even k (little endian), times a factor. */
+static inline void widen_block(const uint16_t *x, int32_t n_tokens, float factor, struct wide_block *wide)
 {
-    for (int32_t pair = 0; pair < BLOCK_SIZE / 2; pair++, wide += 2 * n_tokens)
-        for (int32_t t = 0; t < n_tokens; t++, x += 2) {
-            wide[t] = bf16_to_f32(x[0]);
-            wide[n_tokens + t] = bf16_to_f32(x[1]);
-        }
+    for (int32_t i = 0; i < BLOCK_SIZE / 2 * n_tokens; i++) {
+        uint32_t pair;
+        memcpy(&pair, x + 2 * i, sizeof pair);
+        wide->even[i] = f32_from_bits(pair << 16) * factor;
+        wide->odd[i] = f32_from_bits(pair & 0xFFFF0000u) * factor;
+    }
 }
 
 #endif
