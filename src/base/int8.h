@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/convert.h"
 #include "base/dims.h"
@@ -14,16 +15,18 @@ enum { INT8_LARGEST = 127 };
  * zeros gets scale 0, one with a NaN or an infinity scale NaN; their codes are 0.  Returns the scale. */
 static inline float int8_quantize_block(const uint16_t *x, int8_t *codes)
 {
-    const float round = 0x1.8p23f; /* added and subtracted: rounds to an integer */
+    const float round = 0x1.8p23f; /* added: the integer is then in the lowest bits */
     uint16_t most = 0;
-    for (int i = 0; i < BLOCK_SIZE; i++) most = (x[i] & 0x7FFFu) > most ? x[i] & 0x7FFFu : most;
-    const int is_finite = most < 0x7F80u;
-    const float scale = is_finite ? bf16_to_f32(most) / INT8_LARGEST : NAN;
-    const float divisor = most && is_finite ? scale : INFINITY;
     for (int i = 0; i < BLOCK_SIZE; i++) {
-        float value = is_finite ? bf16_to_f32(x[i]) : 0.0f;
-        codes[i] = (int8_t)(int32_t)(f32_bits(value / divisor + round) - f32_bits(round));
+        uint16_t magnitude = x[i] & 0x7FFFu;
+        if (magnitude > most) most = magnitude;
     }
+    if (most == 0 || most >= 0x7F80u) {
+        memset(codes, 0, BLOCK_SIZE);
+        return most ? NAN : 0.0f;
+    }
+    const float scale = bf16_to_f32(most) / INT8_LARGEST;
+    for (int i = 0; i < BLOCK_SIZE; i++) codes[i] = (int8_t)(f32_bits(bf16_to_f32(x[i]) / scale + round) & 0xFFu);
     return scale;
 }
 
