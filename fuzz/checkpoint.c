@@ -55,6 +55,22 @@ static void read_experts(moe4_context *context, const moe4_checkpoint *checkpoin
     moe4_layer_reader_close(reader);
 }
 
+/* Config and router alone, which a layer in any precision has. */
+static void skip_experts(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t number)
+{
+    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
+    moe4_layer_reader *reader;
+    moe4_expert expert;
+    options.experts = MOE4_EXPERTS_SKIP;
+    moe4_status status = moe4_layer_reader_open(context, checkpoint, number, &options, &reader);
+    fuzz_check_status(context, status);
+    if (status != MOE4_OK) return;
+    const moe4_router *router = &moe4_layer_reader_config(reader)->router;
+    fuzz_touch(router->weight, 1);
+    FUZZ_CHECK(moe4_layer_reader_read(context, reader, 0, &expert) == MOE4_EINVAL);
+    moe4_layer_reader_close(reader);
+}
+
 static void load_layer(moe4_context *context, const moe4_checkpoint *checkpoint, int32_t number)
 {
     moe4_layer *layer;
@@ -88,6 +104,7 @@ void fuzz_use_checkpoint(moe4_context *context, const char *path)
     FUZZ_CHECK(info.n_moe_layers >= 0 && info.n_moe_layers <= info.n_model_layers + info.n_extra_layers);
     FUZZ_CHECK(moe4_checkpoint_layer_number(checkpoint, info.n_moe_layers) == -1);
     check_roles(checkpoint);
+    skip_experts(context, checkpoint, 0); /* whether it is listed or not */
     int32_t previous = -1;
     for (int32_t i = 0; i < info.n_moe_layers; i++) {
         int32_t number = moe4_checkpoint_layer_number(checkpoint, i);

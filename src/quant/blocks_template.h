@@ -14,11 +14,9 @@ enum { LOWEST_SCALE = 3, UNIT = 127, N_CHAINS = 16 };
 
 static void pack16(const int16_t *code, uint8_t *codes)
 {
-    for (int j = 0; j < BLOCK_BYTES; j++) {
-        uint32_t pair;
-        memcpy(&pair, code + 2 * j, sizeof pair);
-        codes[j] = (uint8_t)(pair | pair >> 12);
-    }
+    uint32_t pairs[BLOCK_BYTES];
+    memcpy(pairs, code, sizeof pairs);
+    for (int j = 0; j < BLOCK_BYTES; j++) codes[j] = (uint8_t)(pairs[j] | pairs[j] >> 12);
 }
 
 static void encode_bf16(const uint16_t *x, int32_t scale, uint8_t *codes)
@@ -46,25 +44,36 @@ static void encode_f32(const int32_t *bits, int32_t scale, uint8_t *codes)
     pack16(code, codes);
 }
 
-/* Squared error of a block under a scale, in units of 2^(2*unit-254): the bits are moved to the unit, the candidate is
- * 2^above times that.  The order of summation is fixed. */
-static float squared_error(const int32_t *bits, int32_t unit, int32_t above)
+/* The square of what is lost of y, a magnitude over the unit, when the scale is `factor` times that. */
+static float lost(float y, float factor)
 {
-    float sums[N_CHAINS] = {0}, factor = above < 0 ? 0.5f : (float)(1 << above);
-    int32_t shift = (unit - UNIT) * (1 << 23);
-    for (int half = 0; half < BLOCK_SIZE; half += N_CHAINS)
+    /* Adding 1.5 * 2^23 steps rounds to a step; steps are 1/2 below 2, 1 below 4, then 2. */
+    float step = y < 2 * factor ? 0.5f * factor : y < 4 * factor ? factor : 2 * factor;
+    float code = y + step * 0x1.8p23f - step * 0x1.8p23f;
+    float error = y - (code < 6 * factor ? code : 6 * factor);
+    return error * error;
+}
+
+/* Squared errors of a block under twice, once and half a scale, in units of 2^(2*scale-254): the bits are moved to the
+ * scale.  The order of summation is fixed. */
+static void squared_errors(const int32_t *bits, int32_t scale, float *twice, float *once, float *half)
+{
+    float sums[3][N_CHAINS] = {{0}};
+    int32_t shift = (scale - UNIT) * (1 << 23);
+    for (int i = 0; i < BLOCK_SIZE; i += N_CHAINS)
         for (int c = 0; c < N_CHAINS; c++) {
-            int32_t moved = (bits[half + c] & 0x7FFFFFFF) - shift;
+            int32_t moved = (bits[i + c] & 0x7FFFFFFF) - shift;
             float y = f32_from_bits((uint32_t)(moved > 0 ? moved : 0));
-            /* Adding 1.5 * 2^23 steps rounds to a step; steps are 1/2 below 2, 1 below 4, then 2. */
-            float step = y < 2 * factor ? 0.5f * factor : y < 4 * factor ? factor : 2 * factor;
-            float code = y + step * 0x1.8p23f - step * 0x1.8p23f;
-            float error = y - (code < 6 * factor ? code : 6 * factor);
-            sums[c] += error * error;
+            sums[0][c] += lost(y, 2.0f);
+            sums[1][c] += lost(y, 1.0f);
+            sums[2][c] += lost(y, 0.5f);
         }
     for (int n = N_CHAINS / 2; n > 0; n /= 2)
-        for (int c = 0; c < n; c++) sums[c] += sums[c + n];
-    return sums[0];
+        for (int c = 0; c < n; c++)
+            for (int s = 0; s < 3; s++) sums[s][c] += sums[s][c + n];
+    *twice = sums[0][0];
+    *once = sums[1][0];
+    *half = sums[2][0];
 }
 
 /* The best of half, once and twice FLOOR's scale.  A coarser one than twice is never better: all of its magnitudes
@@ -72,17 +81,10 @@ static float squared_error(const int32_t *bits, int32_t unit, int32_t above)
  * can win. */
 static int32_t best_scale(const int32_t *bits, int32_t floor)
 {
-    int32_t best = floor;
-    float least = squared_error(bits, floor, 0);
-    static const int32_t others[] = {1, -1};
-    for (int i = 0; i < 2; i++) {
-        float error = squared_error(bits, floor, others[i]);
-        if (error < least) {
-            least = error;
-            best = floor + others[i];
-        }
-    }
-    return best;
+    float twice, once, half;
+    squared_errors(bits, floor, &twice, &once, &half);
+    int32_t best = twice < once ? floor + 1 : floor;
+    return half < (twice < once ? twice : once) ? floor - 1 : best;
 }
 
 static void from_f32(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes, uint8_t *scales)
@@ -111,28 +113,40 @@ static void widen(const uint16_t *x, int32_t *bits)
     for (int i = 0; i < BLOCK_SIZE; i++) bits[i] = (int32_t)((uint32_t)x[i] << 16);
 }
 
+static int16_t largest_bf16(const uint16_t *x)
+{
+    int16_t amax = 0;
+    for (int i = 0; i < BLOCK_SIZE; i++) {
+        int16_t magnitude = (int16_t)(x[i] & 0x7FFF);
+        amax = magnitude > amax ? magnitude : amax;
+    }
+    return amax;
+}
+
 static void from_bf16(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes, uint8_t *scales)
 {
+    enum { AT_ONCE = 16 };
     int32_t carry = block_carry(rule) >> 16, is_mse = rule == MOE4_SCALE_MSE;
-    for (int64_t b = 0; b < n_blocks; b++, x += BLOCK_SIZE, codes += BLOCK_BYTES) {
-        int32_t bits[BLOCK_SIZE];
-        int16_t amax = 0;
-        for (int i = 0; i < BLOCK_SIZE; i++) {
-            int16_t magnitude = (int16_t)(x[i] & 0x7FFF);
-            amax = magnitude > amax ? magnitude : amax;
+    for (int64_t first = 0; first < n_blocks; first += AT_ONCE) {
+        int32_t n = n_blocks - first < AT_ONCE ? (int32_t)(n_blocks - first) : AT_ONCE, chosen[AT_ONCE];
+        for (int32_t b = 0; b < n; b++) {
+            int32_t amax = largest_bf16(x + b * BLOCK_SIZE);
+            chosen[b] = (amax < 0x7F80 ? (amax + carry) >> 7 : 0) - 2;
         }
-        int32_t scale = (amax < 0x7F80 ? (amax + carry) >> 7 : 0) - 2;
-        if (scale < LOWEST_SCALE + is_mse) {
-            widen(x, bits);
-            block_quantize_rare(bits, rule, codes, &scales[b]);
-            continue;
+        for (int32_t b = 0; b < n; b++, x += BLOCK_SIZE, codes += BLOCK_BYTES, scales++) {
+            int32_t bits[BLOCK_SIZE], scale = chosen[b];
+            if (scale < LOWEST_SCALE + is_mse) {
+                widen(x, bits);
+                block_quantize_rare(bits, rule, codes, scales);
+                continue;
+            }
+            if (is_mse) {
+                widen(x, bits);
+                scale = best_scale(bits, scale);
+            }
+            *scales = (uint8_t)scale;
+            encode_bf16(x, scale, codes);
         }
-        if (is_mse) {
-            widen(x, bits);
-            scale = best_scale(bits, scale);
-        }
-        scales[b] = (uint8_t)scale;
-        encode_bf16(x, scale, codes);
     }
 }
 
