@@ -186,7 +186,7 @@ int cmd_check(int argc, char **argv)
     static const struct integer_list default_tokens = {3, {1, 7, 64}};
     struct check check = {.layer_number = FIRST_LAYER};
     const struct option options[] = {
-        option_operand("PATH", &check.path, "a checkpoint: folder with config.json and *.safetensors"),
+        option_operand("PATH", &check.path, "a checkpoint: folder with config.json and *.safetensors, or a .gguf file"),
         option_integer("--layer", "N", &check.layer_number, 0, 100000, "number of the layer in the model (the first)"),
         option_integers("--tokens", "LIST", &check.tokens, 1, 1 << 20, "sizes of generated batches (1,7,64)"),
         option_integer("--seed", "S", &check.input.seed, 0, INT64_MAX, "seed of the generated tokens (0)"),

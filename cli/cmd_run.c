@@ -356,7 +356,7 @@ int cmd_run(int argc, char **argv)
 {
     struct run run = {.layer_number = FIRST_LAYER, .layer_info = MOE4_LAYER_INFO_INIT};
     const struct option options[] = {
-        option_operand("PATH", &run.path, "a checkpoint: folder with config.json and *.safetensors"),
+        option_operand("PATH", &run.path, "a checkpoint: folder with config.json and *.safetensors, or a .gguf file"),
         option_integer("--layer", "N", &run.layer_number, 0, 100000, "number of the layer in the model (the first)"),
         option_text("--input", "FILE", &run.input.file,
                     "safetensors file with hidden_states [T, H] and, if they are to route, router_logits [T, E], "

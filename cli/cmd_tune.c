@@ -118,7 +118,7 @@ int cmd_tune(int argc, char **argv)
 {
     struct tune tune = {.layer_number = FIRST_LAYER, .max_tokens = 8192, .ms_a_choice = 200};
     const struct option options[] = {
-        option_operand("PATH", &tune.path, "a checkpoint: folder with config.json and *.safetensors"),
+        option_operand("PATH", &tune.path, "a checkpoint: folder with config.json and *.safetensors, or a .gguf file"),
         option_required(option_text("--output", "FILE", &tune.output_file,
                                     "file to write the tuning to, for --tuning of run and bench")),
         option_integer("--layer", "N", &tune.layer_number, 0, 100000, "number of the layer in the model (the first)"),

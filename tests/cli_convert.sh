@@ -165,3 +165,36 @@ status=0
     >"$out" 2>"$err" || status=$?
 [ $status -eq 1 ] || die "a full disk: exit status $status, expected 1"
 [ -z "$(ls "$work/full")" ] || die "a full disk left $(ls "$work/full")"
+status=0
+(ulimit -f 100 && trap '' XFSZ && exec "$command" convert "$model" "$work/full.gguf" --to gguf) >"$out" 2>"$err" || status=$?
+[ $status -eq 1 ] || die "a full disk: exit status $status, expected 1"
+[ -z "$(ls "$work" | grep full.)" ] || die "a full disk left $(ls "$work")"
+
+# Killed at any time: what has a shard's name is whole, config.json comes last, and the next run makes the rest.
+n_killed=0
+for delay in 0.001 0.002 0.004 0.006 0.008 0.01 0.015 0.02 0.03 0.05; do
+    rm -rf "$work/killed"
+    status=0
+    timeout -s KILL $delay "$command" convert "$model" "$work/killed" --to compressed-tensors --shard-bytes 20000 \
+        >"$out" 2>"$err" || status=$?
+    [ $status -eq 0 ] || n_killed=$((n_killed + 1))
+    for shard in "$work/killed/model-"*.safetensors; do
+        [ ! -e "$shard" ] || "$helpers/same_tensors" "$shard" "$shard" >"$out" 2>"$err" || die "$shard is cut:"
+    done
+    [ ! -e "$work/killed/config.json" ] || same "$work/part" "$work/killed"
+    expect 0 convert "$model" "$work/killed" --to compressed-tensors --shard-bytes 20000 --force
+    same "$work/part" "$work/killed"
+done
+[ "$n_killed" -gt 0 ] || die "nothing was killed"
+
+# A layer whose tensors are larger than the memory there is: one expert at a time.  (Not with a sanitizer's shadow.)
+if (ulimit -v 50000 && exec "$command" --version) >/dev/null 2>&1; then
+    expect 0 synth --hidden 1024 --intermediate 1024 --experts 48 "$work/large"
+    (ulimit -v 50000 && exec "$command" convert "$work/large" "$work/large_ct" --to compressed-tensors) >"$out" 2>"$err" ||
+        die "not enough memory for one expert:"
+    (ulimit -v 50000 && exec "$command" convert "$work/large_ct" "$work/large_oss" --to gpt-oss) >"$out" 2>"$err" ||
+        die "not enough memory for one expert:"
+    same "$work/large" "$work/large_oss"
+    (ulimit -v 50000 && exec "$command" convert "$work/large" "$work/large.gguf" --to gguf) >"$out" 2>"$err" ||
+        die "not enough memory for one expert:"
+fi

@@ -27,6 +27,15 @@ says "$out" "router bias"
 expect 0 inspect "$model" --health --json
 json health.healthy=true health.nan_scales=0 health.duplicate_experts=0 health.zero_experts=0 health.odd_values=0
 
+# The histogram of a layer's scales counts each block: 8 experts of 192 rows of 2 and 64 rows of 3 blocks.
+grep -o '"scales":{[^}]*}' "$out" | sed 's/"scales":{//; s/}//' | while read -r scales; do
+    sum=0
+    for count in $(echo "$scales" | tr ',' '\n' | sed 's/.*://'); do sum=$((sum + count)); done
+    [ $sum -eq $((8 * (192 * 2 + 64 * 3))) ] || exit 1
+done || die "blocks that no scale counts:"
+[ "$(grep -o '"scales":{' "$out" | wc -l)" -eq 2 ] || die "not a histogram a layer:"
+json layers bytes expert_weight_bytes
+
 # A NaN scale, in expert 0; a NaN in a bias.
 patch "$(place model.layers.1.mlp.experts.gate_up_proj_scales)" '\377'
 patch "$(place model.layers.0.mlp.experts.down_proj_bias)" '\377\177'
