@@ -22,6 +22,8 @@
 
 enum { MAX_WIDTH = 64 };
 
+static const struct topology one_node = {.n_nodes = 1, .n_cpus = {1}};
+
 struct job {
     int64_t n_calls[MAX_WIDTH]; /* plain: rounds must follow each other, not only atomics */
     int64_t sum;                /* of all n_calls, as worker 0 saw it a round ago */
@@ -59,7 +61,7 @@ static void test_widths(void **state)
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
     for (int32_t width = 1; width <= 9; width++) {
-        struct pool *pool = pool_create(&allocator, width);
+        struct pool *pool = pool_create(&allocator, width, &one_node);
         assert_non_null(pool);
         assert_int_equal(pool_width(pool), width);
         run_rounds(pool, width <= pool_available_cpus() ? 5000 : 500);
@@ -71,7 +73,7 @@ static void test_far_more_threads_than_cpus(void **state)
 {
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
-    struct pool *pool = pool_create(&allocator, MAX_WIDTH);
+    struct pool *pool = pool_create(&allocator, MAX_WIDTH, &one_node);
     assert_non_null(pool);
     run_rounds(pool, 200);
     pool_destroy(pool);
@@ -82,7 +84,7 @@ static void test_pauses_between_rounds(void **state)
 {
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
-    struct pool *pool = pool_create(&allocator, 3);
+    struct pool *pool = pool_create(&allocator, 3, &one_node);
     struct job job = {.width = 3};
     for (int round = 0; round < 50; round++) {
         pool_run(pool, count_task, &job);
@@ -97,7 +99,7 @@ static void test_destroyed_at_once(void **state)
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
     for (int i = 0; i < 300; i++) {
-        struct pool *pool = pool_create(&allocator, 1 + i % 5);
+        struct pool *pool = pool_create(&allocator, 1 + i % 5, &one_node);
         if (i % 2) run_rounds(pool, 1);
         pool_destroy(pool);
     }
@@ -108,7 +110,7 @@ static void test_default_width(void **state)
 {
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
-    struct pool *pool = pool_create(&allocator, 0);
+    struct pool *pool = pool_create(&allocator, 0, &one_node);
     assert_int_equal(pool_width(pool), pool_available_cpus());
     assert_true(pool_available_cpus() >= 1);
     run_rounds(pool, 10);
@@ -158,7 +160,7 @@ static void test_borrowed_threads(void **state)
     test_allocator_init(&memory);
     struct backwards backwards = {.width = 4};
     moe4_thread_pool threads = {4, backwards_run, &backwards};
-    struct pool *pool = pool_borrow(&memory.allocator, &threads);
+    struct pool *pool = pool_borrow(&memory.allocator, &threads, &one_node);
     assert_int_equal(pool_width(pool), 4);
     run_rounds(pool, 25);
     assert_int_equal(backwards.n_rounds, 50);
@@ -181,7 +183,7 @@ static void test_default_fpenv_in_every_worker(void **state)
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
     const uint32_t host = _mm_getcsr(), odd = 0xFFC0 & ~0x1000u; /* FTZ, DAZ, upwards, one exception unmasked */
-    struct pool *pool = pool_create(&allocator, 3);
+    struct pool *pool = pool_create(&allocator, 3, &one_node);
     uint32_t seen[3] = {0};
     _mm_setcsr(odd);
     pool_run(pool, check_fpenv_task, seen);
@@ -211,7 +213,7 @@ static void test_child_has_no_threads_but_works(void **state)
 {
     (void)state;
     moe4_allocator allocator = memory_default_allocator();
-    struct pool *pool = pool_create(&allocator, 3);
+    struct pool *pool = pool_create(&allocator, 3, &one_node);
     run_rounds(pool, 10);
     pid_t child = fork();
     if (child == 0) {

@@ -16,8 +16,10 @@ static moe4_status open_pool(struct moe4_context *context, const moe4_context_co
         return context_fail(context, MOE4_EINVAL,
                             "pool has width %d, run %s, beside n_threads %d; expected 1 or more, set, 0",
                             threads->width, threads->run ? "set" : "NULL", config->n_threads);
-    context->pool =
-        threads ? pool_borrow(&context->allocator, threads) : pool_create(&context->allocator, config->n_threads);
+    struct topology topology;
+    topology_read(&topology, NULL);
+    context->pool = threads ? pool_borrow(&context->allocator, threads, &topology)
+                            : pool_create(&context->allocator, config->n_threads, &topology);
     if (!context->pool)
         return context_fail(context, MOE4_ENOMEM, "out of memory or threads: a pool of %d threads", config->n_threads);
     return MOE4_OK;

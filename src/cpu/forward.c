@@ -89,21 +89,29 @@ static void place(struct forward *f, char *workspace)
 /* ---- Stages
  * ------------------------------------------------------------------------------------------------------------ */
 
+/* Items that nobody has claimed: of a whole stage, or of panels those of one node. */
+struct queue {
+    _Alignas(64) _Atomic uint64_t left; /* begin in the low half, end in the high half */
+    int64_t first_panel, n_panels;      /* of each expert's; n_panels 0 = items are numbered through */
+};
+
 struct stage {
     struct forward *f;
     stage_fn *run;
-    int64_t first; /* item number 0 of the range */
+    int64_t first;    /* item number 0 */
+    int64_t n_panels; /* items of an expert */
     int64_t max_claim;
-    int32_t width;
-    _Atomic uint64_t left; /* the items that nobody has claimed: begin in the low half, end in the high half */
+    int32_t width; /* threads of a queue */
+    int32_t n_queues;
+    struct queue *queues;
 };
 
 /* Claims a run of items: long while much is left, so that weights are streamed, one at a time near the end, so that all
  * threads finish together.  Even workers claim from the front, odd ones from the back: the largest experts, bound by
  * arithmetic, come first and the smallest, bound by memory, last, and the two go well together. */
-static int stage_claim(struct stage *stage, int32_t worker, int64_t *first, int64_t *last)
+static int queue_claim(const struct stage *stage, struct queue *queue, int32_t worker, int64_t *first, int64_t *last)
 {
-    uint64_t left = atomic_load_explicit(&stage->left, memory_order_relaxed), rest;
+    uint64_t left = atomic_load_explicit(&queue->left, memory_order_relaxed), rest;
     int64_t begin, end, claim;
     do {
         begin = (int64_t)(left & UINT32_MAX);
@@ -115,17 +123,38 @@ static int stage_claim(struct stage *stage, int32_t worker, int64_t *first, int6
         rest = worker % 2 ? (uint64_t)(end - claim) << 32 | (uint64_t)begin
                           : (uint64_t)end << 32 | (uint64_t)(begin + claim);
     } while (
-        !atomic_compare_exchange_weak_explicit(&stage->left, &left, rest, memory_order_relaxed, memory_order_relaxed));
-    *first = stage->first + (worker % 2 ? end - claim : begin);
+        !atomic_compare_exchange_weak_explicit(&queue->left, &left, rest, memory_order_relaxed, memory_order_relaxed));
+    *first = worker % 2 ? end - claim : begin;
     *last = *first + claim;
     return 1;
 }
 
+/* Runs a queue's items first .. last-1: of panels as many runs as they touch experts. */
+static void queue_run(const struct stage *stage, const struct queue *queue, int64_t first, int64_t last, int32_t worker)
+{
+    if (!queue->n_panels) {
+        stage->run(stage->f, stage->first + first, stage->first + last, worker);
+        return;
+    }
+    while (first < last) {
+        int64_t panel = first % queue->n_panels, left = queue->n_panels - panel;
+        int64_t n = last - first < left ? last - first : left;
+        int64_t item = first / queue->n_panels * stage->n_panels + queue->first_panel + panel;
+        stage->run(stage->f, item, item + n, worker);
+        first += n;
+    }
+}
+
+/* The node's own queue first, then what others have left. */
 static void stage_worker(void *argument, int32_t worker)
 {
-    struct stage *stage = argument;
+    const struct stage *stage = argument;
+    int32_t own = stage->n_queues > 1 ? topology_node_here(pool_topology(stage->f->context->pool)) : 0;
     int64_t first, last;
-    while (stage_claim(stage, worker, &first, &last)) stage->run(stage->f, first, last, worker);
+    for (int32_t i = 0; i < stage->n_queues; i++) {
+        struct queue *queue = &stage->queues[(own + i) % stage->n_queues];
+        while (queue_claim(stage, queue, worker, &first, &last)) queue_run(stage, queue, first, last, worker);
+    }
 }
 
 void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_claim)
@@ -136,9 +165,32 @@ void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_cl
     }
     for (int64_t first = 0; first < n_items; first += MOST_ITEMS) {
         int64_t n = n_items - first < MOST_ITEMS ? n_items - first : MOST_ITEMS;
-        struct stage stage = {f, run, first, max_claim, pool_width(f->context->pool), (uint64_t)n << 32};
+        struct queue queue = {(uint64_t)n << 32, 0, 0};
+        struct stage stage = {f, run, first, 0, max_claim, pool_width(f->context->pool), 1, &queue};
         pool_run(f->context->pool, stage_worker, &stage);
     }
+}
+
+void stage_run_panels(struct forward *f, stage_fn *run, const struct packed_matrix *matrix, int64_t n_panels,
+                      int64_t max_claim)
+{
+    const int32_t n_nodes = pool_topology(f->context->pool)->n_nodes, width = pool_width(f->context->pool);
+    struct queue queues[MAX_NODES];
+    if (n_nodes == 1 || f->n_active * n_panels > MOST_ITEMS) {
+        stage_run(f, run, f->n_active * n_panels, max_claim);
+        return;
+    }
+    for (int32_t node = 0; node < n_nodes; node++) {
+        int64_t first = topology_first_panel(n_nodes, node, matrix->n_panels);
+        int64_t last = topology_first_panel(n_nodes, node + 1, matrix->n_panels);
+        if (last > n_panels) last = n_panels;
+        int64_t n = last > first ? last - first : 0;
+        atomic_init(&queues[node].left, (uint64_t)(f->n_active * n) << 32);
+        queues[node].first_panel = first;
+        queues[node].n_panels = n;
+    }
+    struct stage stage = {f, run, 0, n_panels, max_claim, width > n_nodes ? width / n_nodes : 1, n_nodes, queues};
+    pool_run(f->context->pool, stage_worker, &stage);
 }
 
 /* ---- The recipe

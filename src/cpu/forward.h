@@ -104,6 +104,11 @@ typedef void stage_fn(struct forward *f, int64_t first, int64_t last, int32_t wo
 /* Runs a stage over n_items items.  Threads claim runs of items, at most max_claim, smaller towards the end. */
 void stage_run(struct forward *f, stage_fn *stage, int64_t n_items, int64_t max_claim);
 
+/* The same over the first n_panels of each active expert's matrix, item = expert * n_panels + panel.  Where there are
+ * several nodes, threads claim those of theirs first. */
+void stage_run_panels(struct forward *f, stage_fn *stage, const struct packed_matrix *matrix, int64_t n_panels,
+                      int64_t max_claim);
+
 moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens, int32_t top_k,
                          struct workspace_plan *plan);
 moe4_status forward_run(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call);

@@ -23,6 +23,7 @@ struct pool_thread {
 struct pool {
     moe4_allocator allocator;
     moe4_thread_pool borrowed; /* run != NULL: the caller's threads */
+    struct topology topology;
     int32_t width;
     int32_t n_started; /* own threads that exist */
     int32_t n_spins;
@@ -99,6 +100,7 @@ static void *thread_main(void *argument)
 {
     const struct pool_thread *self = argument;
     struct pool *pool = self->pool;
+    topology_bind(&pool->topology, topology_node_of_worker(&pool->topology, self->worker, pool->width));
     for (uint32_t seen = 0;;) {
         seen = wait_for_round(pool, seen);
         if (atomic_load(&pool->stopping)) return NULL;
@@ -174,16 +176,22 @@ int32_t pool_width(const struct pool *pool)
     return pool->width;
 }
 
+const struct topology *pool_topology(const struct pool *pool)
+{
+    return &pool->topology;
+}
+
 static size_t pool_bytes(int32_t width)
 {
     return sizeof(struct pool) + (size_t)(width - 1) * sizeof(struct pool_thread);
 }
 
-static struct pool *pool_allocate(const moe4_allocator *allocator, int32_t width)
+static struct pool *pool_allocate(const moe4_allocator *allocator, int32_t width, const struct topology *topology)
 {
     struct pool *pool = memory_allocate_zeroed(allocator, pool_bytes(width));
     if (!pool) return NULL;
     pool->allocator = *allocator;
+    pool->topology = *topology;
     pool->width = width;
     pool->owner = getpid();
     pthread_mutex_init(&pool->mutex, NULL);
@@ -192,12 +200,12 @@ static struct pool *pool_allocate(const moe4_allocator *allocator, int32_t width
     return pool;
 }
 
-struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads)
+struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads, const struct topology *topology)
 {
     int32_t available = pool_available_cpus();
     int32_t width = n_threads ? n_threads : available;
     if (width > MAX_THREADS) width = MAX_THREADS;
-    struct pool *pool = pool_allocate(allocator, width);
+    struct pool *pool = pool_allocate(allocator, width, topology);
     if (!pool) return NULL;
     pool->n_spins = width <= available ? SPINS : 0;
     for (; pool->n_started < width - 1; pool->n_started++) {
@@ -211,9 +219,10 @@ struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads)
     return pool;
 }
 
-struct pool *pool_borrow(const moe4_allocator *allocator, const moe4_thread_pool *threads)
+struct pool *pool_borrow(const moe4_allocator *allocator, const moe4_thread_pool *threads,
+                         const struct topology *topology)
 {
-    struct pool *pool = pool_allocate(allocator, 1);
+    struct pool *pool = pool_allocate(allocator, 1, topology);
     if (!pool) return NULL;
     pool->borrowed = *threads;
     pool->width = threads->width;

@@ -8,23 +8,26 @@
 
 #include <stdint.h>
 
+#include "cpu/topology.h"
 #include "moe4/moe4.h"
 
 struct pool;
 
 typedef void pool_task(void *argument, int32_t worker);
 
-/* A pool of n_threads threads, the caller's included; 0 = as many as this process may run at once.
- * NULL when memory or threads cannot be had. */
-struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads);
+/* A pool of n_threads threads, the caller's included; 0 = as many as this process may run at once.  Where there are
+ * several nodes, own threads are spread over them and kept on theirs.  NULL when memory or threads cannot be had. */
+struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads, const struct topology *topology);
 
 /* A pool over the caller's threads. */
-struct pool *pool_borrow(const moe4_allocator *allocator, const moe4_thread_pool *threads);
+struct pool *pool_borrow(const moe4_allocator *allocator, const moe4_thread_pool *threads,
+                         const struct topology *topology);
 
 /* NULL is fine. */
 void pool_destroy(struct pool *pool);
 
 int32_t pool_width(const struct pool *pool);
+const struct topology *pool_topology(const struct pool *pool);
 
 /* Calls task(argument, w) once for each w in 0..width-1, in the floating-point environment of fpenv.h, and returns when
  * all have returned.  One call at a time. */

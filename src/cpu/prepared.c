@@ -80,12 +80,14 @@ void prepared_release_part(const struct moe4_layer *layer, void *memory, size_t 
     memory_release(&layer->allocator, memory, bytes);
 }
 
-/* One expert being packed by all threads, a panel at a time: first all of gate_up, then all of down. */
+/* One expert being packed by all threads, a panel at a time: of each node first its part of gate_up, then of down. */
 struct pack_job {
     struct prepared *prepared;
     const moe4_expert *expert;
     int32_t l;
-    _Atomic int64_t next;
+    const struct topology *topology;
+    _Atomic int64_t next[MAX_NODES];
+    _Atomic int is_awake[MAX_NODES]; /* a thread of the node has begun */
     _Atomic int has_extreme_scale;
 };
 
@@ -96,25 +98,39 @@ static int pack_panel(pack_rows_fn *pack, struct packed_matrix *matrix, const mo
                              (float *)packed_bias(matrix, l, panel));
 }
 
-static void pack_worker(void *argument, int32_t worker)
+static void pack_panels_of_node(struct pack_job *job, int32_t node)
 {
-    (void)worker;
-    struct pack_job *job = argument;
-    pack_rows_fn *pack = job->prepared->pack;
     struct packed_matrix *gate_up = &job->prepared->gate_up, *down = &job->prepared->down;
+    pack_rows_fn *pack = job->prepared->pack;
+    const int32_t n_nodes = job->topology->n_nodes;
+    const int64_t first_gate_up = topology_first_panel(n_nodes, node, gate_up->n_panels);
+    const int64_t first_down = topology_first_panel(n_nodes, node, down->n_panels);
+    const int64_t n_gate_up = topology_first_panel(n_nodes, node + 1, gate_up->n_panels) - first_gate_up;
+    const int64_t n_down = topology_first_panel(n_nodes, node + 1, down->n_panels) - first_down;
     for (;;) {
-        int64_t panel = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-        if (panel >= gate_up->n_panels + down->n_panels) return;
-        int is_fast = panel < gate_up->n_panels
-                          ? pack_panel(pack, gate_up, &job->expert->gate_up, job->l, panel)
-                          : pack_panel(pack, down, &job->expert->down, job->l, panel - gate_up->n_panels);
+        int64_t i = atomic_fetch_add_explicit(&job->next[node], 1, memory_order_relaxed);
+        if (i >= n_gate_up + n_down) return;
+        int is_fast = i < n_gate_up ? pack_panel(pack, gate_up, &job->expert->gate_up, job->l, first_gate_up + i)
+                                    : pack_panel(pack, down, &job->expert->down, job->l, first_down + i - n_gate_up);
         if (!is_fast) atomic_store_explicit(&job->has_extreme_scale, 1, memory_order_relaxed);
     }
 }
 
+/* A node's panels are left to its own threads, if there are any. */
+static void pack_worker(void *argument, int32_t worker)
+{
+    (void)worker;
+    struct pack_job *job = argument;
+    const int32_t own = topology_node_here(job->topology);
+    atomic_store_explicit(&job->is_awake[own], 1, memory_order_relaxed);
+    pack_panels_of_node(job, own);
+    for (int32_t node = 0; node < job->topology->n_nodes; node++)
+        if (!atomic_load_explicit(&job->is_awake[node], memory_order_relaxed)) pack_panels_of_node(job, node);
+}
+
 static void pack_expert(struct moe4_context *context, struct prepared *prepared, int32_t l, const moe4_expert *expert)
 {
-    struct pack_job job = {.prepared = prepared, .expert = expert, .l = l};
+    struct pack_job job = {.prepared = prepared, .expert = expert, .l = l, .topology = pool_topology(context->pool)};
     pool_run(context->pool, pack_worker, &job);
     prepared->is_exact[l] = (uint8_t)job.has_extreme_scale;
     prepared->n_exact += prepared->is_exact[l];

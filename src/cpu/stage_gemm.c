@@ -197,8 +197,8 @@ void gate_up_stage(struct forward *f)
 {
     atomic_store_explicit(&f->has_wild, 0, memory_order_relaxed);
     gather_begin(f);
-    stage_run(f, gate_up_panels, f->n_active * f->prepared->gate_up.n_panels,
-              largest_claim(f, f->prepared->gate_up.n_panels));
+    const struct packed_matrix *matrix = &f->prepared->gate_up;
+    stage_run_panels(f, gate_up_panels, matrix, matrix->n_panels, largest_claim(f, matrix->n_panels));
     if (f->call->batch->compute == MOE4_COMPUTE_FP8) {
         stage_run(f, quantize_tiles, f->n_tiles, 1);
         return;
@@ -270,6 +270,7 @@ static void down_panels(struct forward *f, int64_t first, int64_t last, int32_t 
 
 void down_stage(struct forward *f)
 {
-    combine_begin(f, down_panels_wanted(f));
-    stage_run(f, down_panels, f->n_active * down_panels_wanted(f), largest_claim(f, down_panels_wanted(f)));
+    const int64_t n_panels = down_panels_wanted(f);
+    combine_begin(f, n_panels);
+    stage_run_panels(f, down_panels, &f->prepared->down, n_panels, largest_claim(f, n_panels));
 }
