@@ -34,8 +34,8 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        if (first == 0) prefetch_block(panel);
-        if (n_tokens == 1) prefetch_block_near(panel);
+        if (first == 0) prefetch_far(panel, 0, 1);
+        if (n_tokens == 1) prefetch_near(panel, 0, 1);
         widen_block(x, n_tokens, 1.0f, &wide);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
         const float *even = wide.even, *odd = wide.odd;
@@ -46,6 +46,8 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
         for (int line = 0; line < LINES;
              line++, codes += LINE_BYTES, even += PAIRS * n_tokens, odd += PAIRS * n_tokens) {
             __m512i packed[4];
+            if (first == 0) prefetch_far(panel, 1 + line * LINES, LINES);
+            if (n_tokens == 1) prefetch_near(panel, 1 + line * LINES, LINES);
             for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
 #pragma GCC unroll 4
             for (int j = 0; j < PAIRS; j++)

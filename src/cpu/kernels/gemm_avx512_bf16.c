@@ -20,10 +20,11 @@ enum {
     FEW_TOKENS = 3       /* those that do not keep the dot product's ports busy */
 };
 
-/* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token. */
+/* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token; volatile,
+ * so that they stay in their order, which is as good as any and better than most that gcc finds. */
 static inline __m512 dot_broadcast(__m512 acc, __m512i w, const uint32_t *x)
 {
-    __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+    __asm__ volatile("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
     return acc;
 }
 
@@ -39,8 +40,8 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES) {
-        if (first == 0) prefetch_block(panel);
-        if (n_tokens == 1) prefetch_block_near(panel);
+        if (first == 0) prefetch_far(panel, 0, 1);
+        if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 0, 1);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
         __m512 block[4][TILE_TOKENS];
         for (int s = 0; s < n_sub; s++)
@@ -48,16 +49,23 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
 #pragma GCC unroll 1
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += PAIRS * n_tokens) {
             __m512i packed[4];
+            if (first == 0) prefetch_far(panel, 1 + line * LINES, LINES);
+            if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 1 + line * LINES, LINES);
             for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
 #pragma GCC unroll 4
-            for (int j = 0; j < PAIRS; j++)
+            for (int j = 0; j < PAIRS; j++) {
+                __m512i w[4];
 #pragma GCC unroll 4
                 for (int s = 0; s < n_sub; s++) {
-                    __m512i w = decode_pair(packed[s], j, table);
-#pragma GCC unroll 12
-                    for (int t = 0; t < n_tokens; t++)
-                        block[s][t] = dot_broadcast(block[s][t], w, x + j * n_tokens + t);
+                    w[s] = decode_pair(packed[s], j, table);
+                    if (n_tokens <= 2) __asm__ volatile("" : "+v"(w[s])); /* here, neither before nor after */
                 }
+#pragma GCC unroll 12
+                for (int t = 0; t < n_tokens; t++)
+#pragma GCC unroll 4
+                    for (int s = 0; s < n_sub; s++)
+                        block[s][t] = dot_broadcast(block[s][t], w[s], x + j * n_tokens + t);
+            }
         }
         /* Sums that do not fit the registers stay in memory: the compiler shall not keep them on the stack instead. */
         if (!is_kept) __asm__ volatile("" ::: "memory");

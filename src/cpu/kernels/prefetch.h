@@ -7,20 +7,29 @@
 
 #include "cpu/layout.h"
 
-/* Brings the lines of a block that comes up in a while into the second-level cache.  Into the first alone, they would
- * take up the few misses that it can have outstanding: 25 % slower.  Always inlined: gcc 12 drops calls that only
- * prefetch. */
-static inline __attribute__((always_inline)) void prefetch_block(const uint8_t *panel)
+/* Blocks ahead of their use that lines are brought into the second-level cache, and from there into the first. */
+enum { PREFETCH_FAR = 16, PREFETCH_NEAR = 2 };
+
+/* Lines first .. first+n-1 of the block that comes up in a while, to the second level.  Into the first alone, they
+ * would take up the few misses that it can have outstanding: 25 % slower.  Best a few at a time, between other work,
+ * for the same reason.  Always inlined: gcc 12 drops calls that only prefetch. */
+static inline __attribute__((always_inline)) void prefetch_far(const uint8_t *block, int first, int n)
 {
-    enum { AHEAD = 16 * PANEL_BLOCK_BYTES };
-    for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES) _mm_prefetch((const char *)panel + AHEAD + i, _MM_HINT_T1);
+    const char *line = (const char *)block + PREFETCH_FAR * PANEL_BLOCK_BYTES + first * LINE_BYTES;
+    for (int i = 0; i < n; i++) _mm_prefetch(line + i * LINE_BYTES, _MM_HINT_T1);
 }
 
-/* From there into the first level: with one token to multiply, nothing else hides that way. */
-static inline __attribute__((always_inline)) void prefetch_block_near(const uint8_t *panel)
+/* The same from there to the first level: with few tokens to multiply, nothing else hides that way. */
+static inline __attribute__((always_inline)) void prefetch_near(const uint8_t *block, int first, int n)
 {
-    enum { AHEAD = 2 * PANEL_BLOCK_BYTES };
-    for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES) _mm_prefetch((const char *)panel + AHEAD + i, _MM_HINT_T0);
+    const char *line = (const char *)block + PREFETCH_NEAR * PANEL_BLOCK_BYTES + first * LINE_BYTES;
+    for (int i = 0; i < n; i++) _mm_prefetch(line + i * LINE_BYTES, _MM_HINT_T0);
+}
+
+/* All of a block's lines. */
+static inline __attribute__((always_inline)) void prefetch_block(const uint8_t *block)
+{
+    prefetch_far(block, 0, PANEL_BLOCK_BYTES / LINE_BYTES);
 }
 
 #endif
