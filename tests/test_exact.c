@@ -68,6 +68,7 @@ static void test_exact_sums(void **state)
             for (int a = 0; a < 3; a++)
                 for (int compute = 0; compute < n_computes(); compute++) {
                     if (compute == MOE4_COMPUTE_FP8 && sizes[size][1] > 128) continue; /* more than one scaled sum */
+                    if (compute == MOE4_COMPUTE_INT8) continue; /* scales of 2/127; test_int8 has its sums to the bit */
                     struct call_plan plan = {.n_tokens = 29,
                                              .top_k = 3,
                                              .routing = ROUTE_IDS_F32,

@@ -109,7 +109,7 @@ static void test_forward_allocates_nothing(void **state)
     for (int32_t n_threads = 1; n_threads <= 3; n_threads++) {
         moe4_context *context = context_open(MOE4_ISA_AUTO, n_threads);
         moe4_layer *layer = layer_open(context, &config, experts);
-        for (int i = 0; i < 24; i++) {
+        for (int i = 0; i < 32; i++) {
             struct call_plan plan = {.n_tokens = n_tokens[i % 4],
                                      .top_k = 2,
                                      .routing = sources[i / 4 % 2],
