@@ -12,9 +12,12 @@
 static const struct {
     const char *family, *word;
 } architectures[] = {
-    {"gpt-oss", "gpt-oss"},   {"DeepSeek-V4", "deepseek4"}, {"DeepSeek-V3", "deepseek2"},
-    {"Kimi-K3", "kimi-k3"},   {"Qwen3 MoE", "qwen3moe"},    {"Qwen3-Next", "qwen3next"},
-    {"GLM-4 MoE", "glm4moe"}, {"MiniMax-M2", "minimax"},    {"Qwen3.5 MoE", "qwen35moe"},
+    {"gpt-oss", "gpt-oss"},    {"DeepSeek-V4", "deepseek4"}, {"DeepSeek-V3", "deepseek2"},
+    {"Kimi-K2", "deepseek2"},  {"Kimi-K3", "kimi-k3"},       {"Kimi-Linear", "kimi-linear"},
+    {"Qwen3 MoE", "qwen3moe"}, {"Qwen3-Next", "qwen3next"},  {"Qwen3.5 MoE", "qwen35moe"},
+    {"GLM-4 MoE", "glm4moe"},  {"GLM-5", "glm-dsa"},         {"MiniMax-M2", "minimax-m2"},
+    {"Ling", "bailingmoe"},    {"Ling 2", "bailingmoe2"},    {"Kimi", "kimi-linear"},
+    {"MiniMax", "minimax-m2"},
 };
 
 const char *gguf_architecture(const char *family)

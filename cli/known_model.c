@@ -23,6 +23,7 @@ static const struct known_model known_models[] = {
     {"Qwen3-Next", "qwen3_next", "model.", mlp, NULL, num, moe, gate, ""},
     {"Qwen3.5 MoE", "qwen3_5_moe", "model.", mlp, NULL, num, moe, gate, ""},
     {"GLM-4 MoE", "glm4_moe", "model.", mlp, NULL, routed, moe, gate, correction},
+    {"GLM-5", "glm_moe_dsa", "model.", mlp, NULL, routed, moe, gate, correction},
     {"MiniMax", "minimax_m2", "model.", sparse, NULL, local, plain, gate, "e_score_correction_bias"},
     {"Ling", "bailing_moe", "model.", mlp, NULL, num, moe, gate, "gate.expert_bias"},
 };

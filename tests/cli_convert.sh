@@ -101,6 +101,23 @@ for to in compressed-tensors quark modelopt mlx gguf gguf-fused; do
     case $to in gguf*) same_output "$work/ds" "$work/ds_back" ;; *) same "$work/ds" "$work/ds_back" ;; esac
 done
 
+# Other models, made by a program that shares nothing with us: through GGUF and back, whose config.json is made from the
+# layers; what GGUF or a config.json has no words for is refused.
+for family in deepseek_v3 deepseek_v4 kimi_k3 qwen3; do
+    rm -rf "$work/family.gguf" "$work/family_back"
+    expect 0 convert "$data/families/$family" "$work/family.gguf" --to gguf
+    same_output "$data/families/$family" "$work/family.gguf"
+    expect 0 convert "$work/family.gguf" "$work/family_back" --to quark
+    same_output "$data/families/$family" "$work/family_back"
+done
+expect 1 convert "$data/families/minimax_m3" "$work/x.gguf" --to gguf
+says "$err" "GGUF has no architecture for it"
+for family in openai mlx modelopt modelopt_stacked quark; do
+    rm -rf "$work/family_back"
+    expect 0 convert "$data/families/$family" "$work/family_back" --to compressed-tensors
+    same_output "$data/families/$family" "$work/family_back"
+done
+
 # GGUF in several files, one a layer: the name is that of all, each part is found from any.
 expect 0 convert "$model" "$work/split.gguf" --to gguf-fused --shard-bytes 1 --json
 json shards=3

@@ -96,6 +96,7 @@ static const struct gguf_architecture {
     {"qwen3next", "Qwen3-Next", GATING_SOFTMAX, RENORMALIZE_YES},
     {"qwen35moe", "Qwen3.5 MoE", GATING_SOFTMAX, RENORMALIZE_YES},
     {"glm4moe", "GLM-4 MoE", GATING_SIGMOID, RENORMALIZE_UNSAID},
+    {"glm-dsa", "GLM-5", GATING_SIGMOID, RENORMALIZE_UNSAID},
     {"minimax", "MiniMax", GATING_SIGMOID, RENORMALIZE_YES},
     {"bailingmoe", "Ling", GATING_UNSAID, RENORMALIZE_UNSAID},
 };
