@@ -2,12 +2,14 @@
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -34,6 +36,11 @@ static void count_task(void *argument, int32_t worker)
 {
     struct job *job = argument;
     if (worker >= 0 && worker < job->width) job->n_calls[worker]++;
+}
+
+static void note_thread(void *argument, int32_t worker)
+{
+    ((pthread_t *)argument)[worker] = pthread_self();
 }
 
 /* Reads what every worker wrote in the round before. */
@@ -114,6 +121,59 @@ static void test_default_width(void **state)
     assert_int_equal(pool_width(pool), pool_available_cpus());
     assert_true(pool_available_cpus() >= 1);
     run_rounds(pool, 10);
+    pool_destroy(pool);
+}
+
+/* Threads beyond the CPUs would only take turns, so there are none; their workers are called all the same. */
+static void check_as_in_one_cpu(struct pool *pool)
+{
+    pthread_t threads[MAX_WIDTH];
+    pool_run(pool, note_thread, threads);
+    for (int32_t w = 0; w < pool_width(pool); w++) assert_true(pthread_equal(threads[w], pthread_self()));
+}
+
+static void test_affinity_is_respected(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    cpu_set_t before, one;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &before)) cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_int_equal(pool_available_cpus(), 1);
+    struct pool *all = pool_create(&allocator, 0, &one_node), *many = pool_create(&allocator, 4, &one_node);
+    sched_setaffinity(0, sizeof before, &before);
+    assert_int_equal(pool_width(all), 1);
+    assert_int_equal(pool_width(many), 4);
+    assert_int_equal(pool_threads(many), 1);
+    check_as_in_one_cpu(many);
+    run_rounds(many, 10);
+    pool_destroy(all);
+    pool_destroy(many);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Whoever has nothing to do sleeps, soon. */
+static void test_sleeps_when_idle(void **state)
+{
+    (void)state;
+    moe4_allocator allocator = memory_default_allocator();
+    struct pool *pool = pool_create(&allocator, 0, &one_node);
+    run_rounds(pool, 3);
+    usleep(20000);
+    double before = cpu_seconds();
+    usleep(200000);
+    assert_true(cpu_seconds() - before < 0.02);
+    run_rounds(pool, 3);
     pool_destroy(pool);
 }
 
@@ -238,6 +298,8 @@ int main(void)
         cmocka_unit_test(test_pauses_between_rounds),
         cmocka_unit_test(test_destroyed_at_once),
         cmocka_unit_test(test_default_width),
+        cmocka_unit_test(test_affinity_is_respected),
+        cmocka_unit_test(test_sleeps_when_idle),
         cmocka_unit_test(test_borrowed_threads),
 #if defined(__x86_64__)
         cmocka_unit_test(test_default_fpenv_in_every_worker),

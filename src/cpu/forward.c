@@ -166,7 +166,7 @@ void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_cl
     for (int64_t first = 0; first < n_items; first += MOST_ITEMS) {
         int64_t n = n_items - first < MOST_ITEMS ? n_items - first : MOST_ITEMS;
         struct queue queue = {(uint64_t)n << 32, 0, 0};
-        struct stage stage = {f, run, first, 0, max_claim, pool_width(f->context->pool), 1, &queue};
+        struct stage stage = {f, run, first, 0, max_claim, pool_threads(f->context->pool), 1, &queue};
         pool_run(f->context->pool, stage_worker, &stage);
     }
 }
@@ -174,7 +174,7 @@ void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_cl
 void stage_run_panels(struct forward *f, stage_fn *run, const struct packed_matrix *matrix, int64_t n_panels,
                       int64_t max_claim)
 {
-    const int32_t n_nodes = pool_topology(f->context->pool)->n_nodes, width = pool_width(f->context->pool);
+    const int32_t n_nodes = pool_topology(f->context->pool)->n_nodes, width = pool_threads(f->context->pool);
     struct queue queues[MAX_NODES];
     if (n_nodes == 1 || f->n_active * n_panels > MOST_ITEMS) {
         stage_run(f, run, f->n_active * n_panels, max_claim);

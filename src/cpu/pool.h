@@ -1,6 +1,6 @@
 /* Threads.  A stage of the layer is one pool_run: fork, work, join.
  *
- * Own threads spin for a few microseconds between stages, so that the stages of one layer follow each other without a
+ * Own threads spin for some 50 microseconds between stages, so that the stages of one layer follow each other without a
  * system call, then sleep.  A pool may also borrow the caller's threads.  After fork() the child, which has none of the
  * threads, runs everything on its own. */
 #ifndef MOE4_CPU_POOL_H
@@ -15,8 +15,9 @@ struct pool;
 
 typedef void pool_task(void *argument, int32_t worker);
 
-/* A pool of n_threads threads, the caller's included; 0 = as many as this process may run at once.  Where there are
- * several nodes, own threads are spread over them and kept on theirs.  NULL when memory or threads cannot be had. */
+/* A pool of n_threads workers; 0 = as many as this process may run at once.  No more threads than that do their work,
+ * the caller's included: others would only take turns.  Where there are several nodes, own threads are spread over them
+ * and kept on theirs.  NULL when memory or threads cannot be had. */
 struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads, const struct topology *topology);
 
 /* A pool over the caller's threads. */
@@ -26,7 +27,9 @@ struct pool *pool_borrow(const moe4_allocator *allocator, const moe4_thread_pool
 /* NULL is fine. */
 void pool_destroy(struct pool *pool);
 
+/* Workers that pool_run calls for, and threads that are at work at a time. */
 int32_t pool_width(const struct pool *pool);
+int32_t pool_threads(const struct pool *pool);
 const struct topology *pool_topology(const struct pool *pool);
 
 /* Calls task(argument, w) once for each w in 0..width-1, in the floating-point environment of fpenv.h, and returns when

@@ -23,8 +23,9 @@ static int64_t largest_claim(const struct forward *f, int64_t n_panels)
 {
     int64_t total = 0;
     for (int32_t i = 0; i < f->n_active; i++) total += n_panels * (f->active[i].n_rows + READING_ROWS);
-    return f->n_active ? total / (f->claim_share * pool_width(f->context->pool) * (f->active[0].n_rows + READING_ROWS))
-                       : 0;
+    return f->n_active
+               ? total / (f->claim_share * pool_threads(f->context->pool) * (f->active[0].n_rows + READING_ROWS))
+               : 0;
 }
 
 /* ---- gate_up -------------------------------------------------------------------------------------------------- */
