@@ -245,7 +245,9 @@ static int config_read(struct convert *self)
 static int verify(struct convert *self)
 {
     moe4_checkpoint *written = NULL;
+    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
     char path[4096];
+    options.router = MOE4_ROUTER_SKIP;
     int code =
         moe4_checkpoint_open(self->context, self->target, &written) == MOE4_OK ? EXIT_OK : fail_library(self->context);
     for (int32_t i = 0; !code && i < self->info.n_moe_layers; ++i) {
@@ -254,7 +256,7 @@ static int verify(struct convert *self)
         int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
         if (!layer_is_wanted(self, layer)) continue;
         code = layer_open(self, layer, &config);
-        if (!code && moe4_layer_reader_open(self->context, written, layer, NULL, &reader) != MOE4_OK)
+        if (!code && moe4_layer_reader_open(self->context, written, layer, &options, &reader) != MOE4_OK)
             code = fail_library(self->context);
         const char *what = code ? NULL : layer_config_difference(config, moe4_layer_reader_config(reader));
         if (what) code = fail("layer %d: %s would be lost: what was written reads as another", layer, what);

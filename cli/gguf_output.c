@@ -278,9 +278,11 @@ const char *layer_config_difference(const moe4_layer_config *a, const moe4_layer
 static int layer_verify(struct gguf_job *job, const moe4_checkpoint *written, int32_t i)
 {
     moe4_layer_reader *reader = NULL;
+    moe4_reader_options options = MOE4_READER_OPTIONS_INIT;
     int32_t layer = job->output->layers[i];
     int code = layer_open(job, i);
-    if (!code && moe4_layer_reader_open(job->output->context, written, layer, NULL, &reader) != MOE4_OK)
+    options.router = MOE4_ROUTER_SKIP;
+    if (!code && moe4_layer_reader_open(job->output->context, written, layer, &options, &reader) != MOE4_OK)
         code = fail_library(job->output->context);
     const char *what = code ? NULL : layer_config_difference(job->config, moe4_layer_reader_config(reader));
     if (what)
