@@ -44,8 +44,8 @@ set_target_properties(moe4_cuda PROPERTIES LINKER_LANGUAGE C)
 target_link_libraries(moe4_cuda PUBLIC ${MOE4_CUDART} ${CMAKE_DL_LIBS} rt Threads::Threads)
 
 target_sources(moe4_objects PRIVATE
-    src/cuda/backend.c src/cuda/device.c src/cuda/forward.c src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c
-    src/cuda/workspace.c)
+    src/cuda/backend.c src/cuda/device.c src/cuda/fill.c src/cuda/forward.c src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c
+    src/cuda/upload.c src/cuda/workspace.c)
 target_compile_definitions(moe4_objects PRIVATE MOE4_HAS_CUDA)
 target_include_directories(moe4_objects SYSTEM PRIVATE ${cuda_root}/include)
 target_link_libraries(moe4_objects PUBLIC moe4_cuda)

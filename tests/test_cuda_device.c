@@ -115,6 +115,68 @@ static void test_packed_bytes(void **state)
     check_packed(MOE4_GATE_UP_NONE, MOE4_ACTIVATION_RELU2, 0);
 }
 
+/* The same matrix in memory that the copy engine cannot read, rows apart. */
+static moe4_matrix spread_matrix(const moe4_matrix *from, int64_t rows, int64_t K)
+{
+    const size_t code_bytes = (size_t)K / 2, scale_bytes = (size_t)K / 32, gap = 24;
+    uint8_t *codes = malloc((size_t)rows * (code_bytes + gap)), *scales = malloc((size_t)rows * (scale_bytes + gap));
+    for (size_t row = 0; row < (size_t)rows; row++) {
+        memcpy(codes + row * (code_bytes + gap), from->codes + row * code_bytes, code_bytes);
+        memcpy(scales + row * (scale_bytes + gap), from->scales + row * scale_bytes, scale_bytes);
+    }
+    moe4_matrix matrix = *from;
+    matrix.codes = codes;
+    matrix.scales = scales;
+    matrix.codes_row_bytes = (int64_t)(code_bytes + gap);
+    matrix.scales_row_bytes = (int64_t)(scale_bytes + gap);
+    return matrix;
+}
+
+static void free_matrix(const moe4_matrix *matrix)
+{
+    free((void *)matrix->codes);
+    free((void *)matrix->scales);
+}
+
+static void expect_equal_parts(moe4_context *context, const moe4_layer *first, const moe4_layer *second)
+{
+    struct layer_part parts[2][MAX_PARTS];
+    int32_t n_parts;
+    assert_int_equal(first->backend->list_parts(context, first, parts[0], &n_parts), MOE4_OK);
+    assert_int_equal(second->backend->list_parts(context, second, parts[1], &n_parts), MOE4_OK);
+    for (int32_t i = 0; i < n_parts; i++) {
+        void *a = download(context, first, &parts[0][i]), *b = download(context, second, &parts[1][i]);
+        assert_memory_equal(a, b, (size_t)parts[0][i].n_bytes);
+        free(a);
+        free(b);
+    }
+}
+
+/* Weights of several pieces of the ring, and memory of both kinds: equal bytes. */
+static void test_sources(void **state)
+{
+    (void)state;
+    enum { WIDE_H = 2880, WIDE_I = 3104, FEW = 3 };
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(WIDE_H, WIDE_I, FEW, 1);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 9};
+    moe4_expert *pinned = weights_create(&buffers, &config, &weights), pageable[FEW];
+    for (int l = 0; l < FEW; l++)
+        pageable[l] = (moe4_expert){spread_matrix(&pinned[l].gate_up, 2 * WIDE_I, WIDE_H),
+                                    spread_matrix(&pinned[l].down, WIDE_H, WIDE_I)};
+    moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
+    moe4_layer *first = layer_open(context, &config, pinned), *second = layer_open(context, &config, pageable);
+    expect_equal_parts(context, first, second);
+    moe4_layer_destroy(second);
+    moe4_layer_destroy(first);
+    moe4_context_destroy(context);
+    for (int l = 0; l < FEW; l++) {
+        free_matrix(&pageable[l].gate_up);
+        free_matrix(&pageable[l].down);
+    }
+    buffers_release(&buffers);
+}
+
 /* ---- Layers and calls ---- */
 
 struct layer_call {
@@ -452,11 +514,17 @@ static void test_levels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_unchosen_experts),
-        cmocka_unit_test(test_rows_far_apart),   cmocka_unit_test(test_bad_token_ids),
-        cmocka_unit_test(test_bad_token_counts), cmocka_unit_test(test_bad_row_map),
-        cmocka_unit_test(test_graph_replay),     cmocka_unit_test(test_layers_and_contexts),
-        cmocka_unit_test(test_devices),          cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_packed_bytes),
+        cmocka_unit_test(test_sources),
+        cmocka_unit_test(test_unchosen_experts),
+        cmocka_unit_test(test_rows_far_apart),
+        cmocka_unit_test(test_bad_token_ids),
+        cmocka_unit_test(test_bad_token_counts),
+        cmocka_unit_test(test_bad_row_map),
+        cmocka_unit_test(test_graph_replay),
+        cmocka_unit_test(test_layers_and_contexts),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,6 +91,53 @@ void device_release(void *memory)
     cudaFree(memory);
 }
 
+void *device_allocate_pinned(size_t bytes)
+{
+    void *memory = NULL;
+    if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+void device_release_pinned(void *memory)
+{
+    if (memory) cudaFreeHost(memory);
+}
+
+int device_reads(const void *memory)
+{
+    struct cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, memory) == cudaSuccess)
+        return attributes.type != cudaMemoryTypeUnregistered;
+    cudaGetLastError();
+    return 0;
+}
+
+moe4_status device_event_create(struct moe4_context *context, cuda_event *event)
+{
+    return device_check(context, cudaEventCreateWithFlags(event, cudaEventDisableTiming), "an event");
+}
+
+void device_event_destroy(cuda_event event)
+{
+    if (event) cudaEventDestroy(event);
+}
+
+moe4_status device_event_record(struct moe4_context *context, cuda_event event, cuda_stream stream)
+{
+    return device_check(context, cudaEventRecord(event, stream), "an event");
+}
+
+moe4_status device_event_wait(struct moe4_context *context, cuda_event event)
+{
+    return device_check(context, cudaEventSynchronize(event), "waiting for the device");
+}
+
+moe4_status device_stream_follow(struct moe4_context *context, cuda_stream stream, cuda_event event)
+{
+    return device_check(context, cudaStreamWaitEvent(stream, event, 0), "an event");
+}
+
 moe4_status device_stream_create(struct moe4_context *context, cuda_stream *stream)
 {
     return device_check(context, cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "a stream");
@@ -98,7 +145,7 @@ moe4_status device_stream_create(struct moe4_context *context, cuda_stream *stre
 
 void device_stream_destroy(cuda_stream stream)
 {
-    cudaStreamDestroy(stream);
+    if (stream) cudaStreamDestroy(stream);
 }
 
 moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream)
@@ -108,16 +155,21 @@ moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream)
 
 moe4_status device_upload(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream)
 {
-    return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream),
-                        "copy to the device");
+    return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy to the device");
 }
 
 moe4_status device_upload_rows(struct moe4_context *context, void *to, const void *from, size_t pitch, size_t width,
                                size_t rows, cuda_stream stream)
 {
     if (pitch == width) return device_upload(context, to, from, width * rows, stream);
-    return device_check(context, cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyHostToDevice, stream),
+    return device_check(context, cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyDefault, stream),
                         "copy to the device");
+}
+
+moe4_status device_copy(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream)
+{
+    return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream),
+                        "copy on the device");
 }
 
 moe4_status device_download(struct moe4_context *context, void *to, const void *from, size_t bytes)

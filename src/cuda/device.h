@@ -29,14 +29,33 @@ moe4_status device_check(struct moe4_context *context, int error, const char *wh
 void *device_allocate(size_t bytes); /* NULL on failure */
 void device_release(void *memory);
 
+/* Host memory that the copy engine reads by itself; NULL on failure. */
+void *device_allocate_pinned(size_t bytes);
+void device_release_pinned(void *memory);
+
+/* Whether the copy engine reads this memory by itself: pinned, or a device's. */
+int device_reads(const void *memory);
+
+struct CUevent_st; /* what a cudaEvent_t points to */
+typedef struct CUevent_st *cuda_event;
+
+moe4_status device_event_create(struct moe4_context *context, cuda_event *event);
+void device_event_destroy(cuda_event event); /* NULL is fine */
+moe4_status device_event_record(struct moe4_context *context, cuda_event event, cuda_stream stream);
+moe4_status device_event_wait(struct moe4_context *context, cuda_event event);
+
 moe4_status device_stream_create(struct moe4_context *context, cuda_stream *stream);
-void device_stream_destroy(cuda_stream stream);
+void device_stream_destroy(cuda_stream stream); /* NULL is fine */
+/* What follows in the stream waits for the event, if it has been recorded. */
+moe4_status device_stream_follow(struct moe4_context *context, cuda_stream stream, cuda_event event);
 moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream);
 
 moe4_status device_upload(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream);
-/* Rows of `width` bytes, `pitch` apart on the host, dense on the device. */
+/* Rows of `width` bytes, `pitch` apart, in memory of any kind, dense on the device. */
 moe4_status device_upload_rows(struct moe4_context *context, void *to, const void *from, size_t pitch, size_t width,
                                size_t rows, cuda_stream stream);
+/* From one place on the device to another. */
+moe4_status device_copy(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream);
 moe4_status device_download(struct moe4_context *context, void *to, const void *from, size_t bytes);
 
 #endif

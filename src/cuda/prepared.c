@@ -3,12 +3,11 @@
 #include <string.h>
 
 #include "backend.h"
-#include "base/dims.h"
-#include "base/mxfp4.h"
 #include "context.h"
 #include "cpu/route_method.h"
 #include "cuda/arena.h"
 #include "cuda/device.h"
+#include "cuda/fill.h"
 
 /* Routed rows of a chunk: T = 8192 with 16 experts a token is one, and every expert of the largest models has work for
  * the tensor cores in it, so that reading all weights once a chunk costs nothing; yet the buffers of a huge batch stay
@@ -179,110 +178,6 @@ moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *
 
 /* ---- Filling ----------------------------------------------------------------------------------------------------- */
 
-/* Device memory for one expert as the checkpoint has it. */
-struct staging {
-    uint8_t *codes[2], *scales[2];
-    void *bias[2];
-    struct scale_range *ranges; /* [2] */
-    void *memory;
-};
-
-static moe4_status staging_create(struct moe4_context *context, const struct cuda_prepared *prepared,
-                                  struct staging *staging)
-{
-    const struct cuda_matrix *matrices[2] = {&prepared->gate_up, &prepared->down};
-    struct arena arena = {0};
-    size_t offsets[2][3], ranges = arena_reserve(&arena, 2, sizeof(struct scale_range));
-    for (int m = 0; m < 2; m++) {
-        const int64_t rows = matrices[m]->rows;
-        const size_t K = (size_t)matrices[m]->K;
-        offsets[m][0] = arena_reserve(&arena, rows, K / 2);
-        offsets[m][1] = arena_reserve(&arena, rows, K / BLOCK_SIZE);
-        offsets[m][2] = arena_reserve(&arena, rows, sizeof(float));
-    }
-    char *memory = staging->memory = device_allocate(arena.total);
-    if (!memory)
-        return context_fail(context, MOE4_ENOMEM, "out of device memory: %zu bytes for an expert", arena.total);
-    staging->ranges = (struct scale_range *)(memory + ranges);
-    for (int m = 0; m < 2; m++) {
-        staging->codes[m] = (uint8_t *)(memory + offsets[m][0]);
-        staging->scales[m] = (uint8_t *)(memory + offsets[m][1]);
-        staging->bias[m] = memory + offsets[m][2];
-    }
-    return MOE4_OK;
-}
-
-static moe4_status upload_matrix(struct moe4_context *context, const struct staging *staging, int m,
-                                 const struct cuda_matrix *matrix, const moe4_matrix *from, cuda_stream stream)
-{
-    const size_t rows = (size_t)matrix->rows, code_bytes = (size_t)matrix->K / 2;
-    const size_t scale_bytes = (size_t)matrix->K / BLOCK_SIZE;
-    size_t code_pitch = from->codes_row_bytes ? (size_t)from->codes_row_bytes : code_bytes;
-    size_t scale_pitch = from->scales_row_bytes ? (size_t)from->scales_row_bytes : scale_bytes;
-    moe4_status status =
-        device_upload_rows(context, staging->codes[m], from->codes, code_pitch, code_bytes, rows, stream);
-    if (!status)
-        status = device_upload_rows(context, staging->scales[m], from->scales, scale_pitch, scale_bytes, rows, stream);
-    if (!status && from->bias)
-        status = device_upload(context, staging->bias[m], from->bias,
-                               rows * (from->bias_dtype == MOE4_DTYPE_F32 ? 4 : 2), stream);
-    return status;
-}
-
-static struct pack_call pack_call_of(const struct cuda_prepared *prepared, const struct staging *staging, int m,
-                                     const moe4_matrix *from, int32_t l)
-{
-    const struct cuda_matrix *matrix = m ? &prepared->down : &prepared->gate_up;
-    return (struct pack_call){.codes = staging->codes[m],
-                              .scales = staging->scales[m],
-                              .bias = from->bias ? staging->bias[m] : NULL,
-                              .bias_dtype = from->bias_dtype,
-                              .rows = matrix->rows,
-                              .K = matrix->K,
-                              .order = matrix->order,
-                              .n_tiles = matrix->n_tiles,
-                              .n_steps = matrix->n_steps,
-                              .ranges = staging->ranges + m,
-                              .other_range = m ? -1 : 1,
-                              .packed = matrix->packed + (size_t)l * matrix->expert_bytes,
-                              .packed_bias = matrix->bias + (size_t)l * (size_t)matrix->n_tiles * CUDA_TILE_ROWS,
-                              .unit = matrix->unit + l,
-                              .is_exact = prepared->is_exact + l};
-}
-
-static moe4_status pack_expert(struct moe4_context *context, const struct cuda_prepared *prepared,
-                               const struct staging *staging, const moe4_expert *expert, int32_t l, cuda_stream stream)
-{
-    static const struct scale_range nothing[2] = {{SCALE_NAN, 0}, {SCALE_NAN, 0}};
-    const moe4_matrix *from[2] = {&expert->gate_up, &expert->down};
-    const struct cuda_matrix *matrices[2] = {&prepared->gate_up, &prepared->down};
-    moe4_status status = device_upload(context, staging->ranges, nothing, sizeof nothing, stream);
-    for (int m = 0; !status && m < 2; m++) {
-        struct pack_call call = pack_call_of(prepared, staging, m, from[m], l);
-        status = upload_matrix(context, staging, m, matrices[m], from[m], stream);
-        if (!status) status = device_check(context, pack_range(&call, staging->ranges + m, stream), "scales");
-    }
-    for (int m = 0; !status && m < 2; m++) {
-        struct pack_call call = pack_call_of(prepared, staging, m, from[m], l);
-        status = device_check(context, pack_matrix(&call, stream), "packing");
-    }
-    return status ? status : device_stream_wait(context, stream); /* the source may reuse its buffers */
-}
-
-static moe4_status fill_experts(struct moe4_context *context, struct moe4_layer *layer,
-                                const moe4_expert_source *source, cuda_stream stream)
-{
-    struct staging staging = {.memory = NULL};
-    moe4_status status = staging_create(context, layer->prepared, &staging);
-    for (int32_t l = 0; !status && l < layer->L; l++) {
-        moe4_expert expert;
-        status = layer_read_expert(context, layer, source, l, &expert);
-        if (!status) status = pack_expert(context, layer->prepared, &staging, &expert, l, stream);
-    }
-    device_release(staging.memory);
-    return status;
-}
-
 static moe4_status fill_small(struct moe4_context *context, const struct moe4_layer *layer, cuda_stream stream)
 {
     const struct cuda_prepared *prepared = layer->prepared;
@@ -330,7 +225,7 @@ static moe4_status complete(struct moe4_context *context, struct moe4_layer *lay
     cuda_stream stream = NULL;
     moe4_status status = device_stream_create(context, &stream);
     if (!status) status = fill_small(context, layer, stream);
-    if (!status && source) status = fill_experts(context, layer, source, stream);
+    if (!status && source) status = cuda_fill_experts(context, layer, source);
     if (!status) status = device_stream_wait(context, stream);
     if (!status) status = count_exact(context, prepared, layer->L);
     if (stream) device_stream_destroy(stream);
