@@ -300,9 +300,9 @@ typedef struct moe4_expert_source {
 typedef struct moe4_layer moe4_layer;
 
 /* Prepares a layer: reads every local expert from source and repacks it for the context's kernels.
- * Needs 4.25 bits a weight + 1 % of lasting memory, and nothing but the source's own buffers besides.  On CUDA, while it
- * runs, also one expert's room on the device, 32 MiB of pinned memory and up to 12 threads; the source's pointers may be
- * memory of any kind, and what is pinned or on the device is not copied twice.
+ * Needs 4.25 bits a weight + 1 % of lasting memory, and nothing but the source's own buffers besides.  On CUDA it
+ * also takes one expert's room on the device while it runs, and 32 MiB of pinned memory and up to 16 threads, which the
+ * context keeps; the source's pointers may be memory of any kind: what is pinned or on the device is copied straight.
  *
  * Returns MOE4_EINVAL or MOE4_EUNSUPPORTED, before anything is read, for a config that moe4_supports refuses; the
  * source's own status; MOE4_ENOMEM.  On error *layer is NULL.  The caller owns the layer; destroy it with any or no

@@ -7,6 +7,7 @@
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/prepared.h"
+#include "cuda/upload.h"
 
 static moe4_status cuda_open(struct moe4_context *context, const moe4_context_config *config)
 {
@@ -24,7 +25,11 @@ static moe4_status cuda_open(struct moe4_context *context, const moe4_context_co
 
 static void cuda_close(struct moe4_context *context)
 {
-    if (context->cuda) device_close(context->cuda);
+    if (!context->cuda) return;
+    int32_t previous = device_enter(context->cuda->index);
+    upload_close(context->cuda->upload);
+    device_close(context->cuda);
+    device_leave(previous);
     memory_release(&context->allocator, context->cuda, sizeof *context->cuda);
 }
 

@@ -9,7 +9,8 @@ struct cuda_device {
     int32_t index;
     const struct cuda_level *level; /* of the context */
     int32_t n_multiprocessors;
-    uint64_t *faults; /* [N_FAULTS] in host memory that kernels write */
+    uint64_t *faults;      /* [N_FAULTS] in host memory that kernels write */
+    struct upload *upload; /* from the first layer on (upload.h) */
     char name[64];
 };
 

@@ -12,7 +12,7 @@ struct fill {
     struct moe4_context *context;
     const struct cuda_prepared *prepared;
     const struct cuda_matrix *matrices[N_MATRICES];
-    struct upload upload;
+    struct upload *upload;
     cuda_stream packing;
     cuda_event copied[N_MATRICES], packed[N_MATRICES]; /* of the last expert that has been queued */
 
@@ -50,7 +50,7 @@ static moe4_status allocate_staging(struct fill *fill)
 static moe4_status open_fill(struct fill *fill)
 {
     struct moe4_context *context = fill->context;
-    moe4_status status = upload_open(context, &fill->upload);
+    moe4_status status = upload_of(context, &fill->upload);
     if (!status) status = device_stream_create(context, &fill->packing);
     for (int m = 0; !status && m < N_MATRICES; m++) {
         status = device_event_create(context, &fill->copied[m]);
@@ -61,8 +61,8 @@ static moe4_status open_fill(struct fill *fill)
 
 static void close_fill(struct fill *fill)
 {
+    if (fill->upload) device_stream_wait(fill->context, fill->upload->stream);
     if (fill->packing) device_stream_wait(fill->context, fill->packing);
-    upload_close(&fill->upload);
     device_release(fill->memory);
     for (int m = 0; m < N_MATRICES; m++) {
         device_event_destroy(fill->copied[m]);
@@ -74,7 +74,7 @@ static void close_fill(struct fill *fill)
 /* A matrix into its place, as soon as the last expert's has left it. */
 static moe4_status copy_matrix(struct fill *fill, int m, const moe4_matrix *from)
 {
-    struct upload *upload = &fill->upload;
+    struct upload *upload = fill->upload;
     const size_t rows = (size_t)fill->matrices[m]->rows, code_bytes = (size_t)fill->matrices[m]->K / 2;
     const size_t scale_bytes = (size_t)fill->matrices[m]->K / BLOCK_SIZE;
     const size_t code_pitch = from->codes_row_bytes ? (size_t)from->codes_row_bytes : code_bytes;
@@ -129,7 +129,7 @@ static moe4_status fill_expert(struct fill *fill, int32_t l, const moe4_expert *
         status = device_check(context, pack_matrix(&call, fill->packing), "packing");
         if (!status) status = device_event_record(context, fill->packed[m], fill->packing);
     }
-    return status ? status : upload_settle(&fill->upload);
+    return status ? status : upload_settle(fill->upload);
 }
 
 moe4_status cuda_fill_experts(struct moe4_context *context, struct moe4_layer *layer, const moe4_expert_source *source)

@@ -4,11 +4,11 @@
 
 #include "cpu/pool.h"
 
-enum { MAX_COPY_THREADS = 12 }; /* memory and the link are busy before that */
+enum { MAX_COPY_THREADS = 16 }; /* memory and the link are busy before that */
 
-moe4_status upload_open(struct moe4_context *context, struct upload *upload)
+static moe4_status upload_open(struct moe4_context *context, struct upload *upload)
 {
-    *upload = (struct upload){.context = context};
+    upload->context = context;
     const int32_t available = pool_available_cpus();
     const size_t ring_bytes = (size_t)UPLOAD_SLOTS * UPLOAD_SLOT_BYTES;
     moe4_status status = device_stream_create(context, &upload->stream);
@@ -20,13 +20,31 @@ moe4_status upload_open(struct moe4_context *context, struct upload *upload)
     return upload->pool ? MOE4_OK : context_fail(context, MOE4_ENOMEM, "out of memory or threads: a pool for copies");
 }
 
+moe4_status upload_of(struct moe4_context *context, struct upload **result)
+{
+    struct upload *upload = context->cuda->upload;
+    if (!upload) {
+        upload = memory_allocate_zeroed(&context->allocator, sizeof *upload);
+        if (!upload) return context_fail_memory(context, "copies to the device", sizeof *upload);
+        moe4_status status = upload_open(context, upload);
+        if (status) {
+            upload_close(upload);
+            return status;
+        }
+        context->cuda->upload = upload;
+    }
+    *result = upload;
+    return MOE4_OK;
+}
+
 void upload_close(struct upload *upload)
 {
-    if (upload->stream) device_stream_wait(upload->context, upload->stream);
+    if (!upload) return;
     pool_destroy(upload->pool);
     device_release_pinned(upload->ring);
     for (int i = 0; i < UPLOAD_SLOTS; i++) device_event_destroy(upload->taken[i]);
     device_stream_destroy(upload->stream);
+    memory_release(&upload->context->allocator, upload, sizeof *upload);
 }
 
 /* Bytes first .. first+n-1 of the rows, gaps left out, on their way to a slot. */

@@ -18,9 +18,10 @@ struct upload {
     int32_t has_direct; /* the engine reads memory of the caller's itself since the last upload_settle */
 };
 
-/* On the current device.  upload_close also takes what failed half-way. */
-moe4_status upload_open(struct moe4_context *context, struct upload *upload);
-void upload_close(struct upload *upload);
+/* The context's, opened when it is first asked for: a model has many layers, and pinning memory takes longer than
+ * packing one.  On the current device, which is the context's. */
+moe4_status upload_of(struct moe4_context *context, struct upload **upload);
+void upload_close(struct upload *upload); /* NULL is fine */
 
 /* Queues a copy of rows of `width` bytes, `pitch` apart, to dense rows. */
 moe4_status upload_rows(struct upload *upload, void *to, const void *from, size_t pitch, size_t width, size_t rows);
