@@ -8,6 +8,7 @@ enum { MAX_COPY_THREADS = 16 }; /* memory and the link are busy before that */
 
 static moe4_status upload_open(struct moe4_context *context, struct upload *upload)
 {
+    static const struct topology one_node = {.n_nodes = 1}; /* threads go where the source's memory is */
     upload->context = context;
     const int32_t available = pool_available_cpus();
     const size_t ring_bytes = (size_t)UPLOAD_SLOTS * UPLOAD_SLOT_BYTES;
@@ -16,7 +17,8 @@ static moe4_status upload_open(struct moe4_context *context, struct upload *uplo
     if (status) return status;
     upload->ring = device_allocate_pinned(ring_bytes);
     if (!upload->ring) return context_fail_memory(context, "copies to the device", ring_bytes);
-    upload->pool = pool_create(&context->allocator, available < MAX_COPY_THREADS ? available : MAX_COPY_THREADS);
+    const int32_t n_threads = available < MAX_COPY_THREADS ? available : MAX_COPY_THREADS;
+    upload->pool = pool_create(&context->allocator, n_threads, &one_node);
     return upload->pool ? MOE4_OK : context_fail(context, MOE4_ENOMEM, "out of memory or threads: a pool for copies");
 }
 
