@@ -171,7 +171,8 @@ typedef struct moe4_context_config {
     moe4_device device;
     int32_t device_index;
     moe4_isa isa;                    /* the highest level to use */
-    int32_t n_threads;               /* CPU: 0 = as many as affinity and cgroup quota allow; 1 = only the caller's */
+    int32_t n_threads;               /* CPU: 0 = as many as affinity and cgroup quota allow, which also do the work
+                                        where more are asked for; 1 = only the caller's */
     const moe4_thread_pool *pool;    /* CPU: borrowed until destroy; n_threads must then be 0 */
     const moe4_allocator *allocator; /* copied; NULL = aligned malloc */
 } moe4_context_config;
