@@ -9,16 +9,16 @@
 #include "cpu/kernels/kernel.h"
 #include "cpu/layout.h"
 
-enum { LANE_CODES = 8, LARGEST_SINGLE_SCALE = 226, LARGEST_FINITE_SCALE = 252 };
+enum { LANE_CODES = 8, HALF = BLOCK_SIZE / 2, LARGEST_SINGLE_SCALE = 226, LARGEST_FINITE_SCALE = 252 };
 
 /* Twice the weights of a block without their scales, [32][64], k in the order of the packed activations. */
-static void decode_block(const uint8_t *block, int32_t weights[BLOCK_SIZE][PANEL_ROWS])
+static void decode_block(const uint8_t *block, int16_t weights[BLOCK_SIZE][PANEL_ROWS])
 {
     for (int32_t r = 0; r < PANEL_ROWS; r++) {
         const uint8_t *codes = block + CODES_OFFSET + r / SUBTILE_ROWS * SUBTILE_BYTES + r % SUBTILE_ROWS * 4;
         for (int32_t k = 0; k < BLOCK_SIZE; k++) {
             unsigned byte = codes[k / LANE_CODES * LINE_BYTES + k % 4];
-            weights[k][r] = int8_weight(k % LANE_CODES < 4 ? byte & 15u : byte >> 4);
+            weights[k][r] = (int16_t)int8_weight(k % LANE_CODES < 4 ? byte & 15u : byte >> 4);
         }
     }
 }
@@ -35,7 +35,7 @@ static float add_block(float acc, int32_t sum, uint8_t byte, float scale)
 }
 
 /* What those weights of row r that are infinite in f32 make of a token's sum: 0 where there are none. */
-static float infinite_terms(const int32_t weights[BLOCK_SIZE][PANEL_ROWS], int32_t r, uint8_t byte, const int32_t *x,
+static float infinite_terms(const int16_t weights[BLOCK_SIZE][PANEL_ROWS], int32_t r, uint8_t byte, const int32_t *x,
                             int32_t ldx)
 {
     float sum = 0.0f;
@@ -49,16 +49,19 @@ static float infinite_terms(const int32_t weights[BLOCK_SIZE][PANEL_ROWS], int32
 }
 
 /* One token's block: codes of its row [32], a word every ldx. */
-static void add_token(const uint8_t *block, const int32_t weights[BLOCK_SIZE][PANEL_ROWS], const int32_t *x,
+static void add_token(const uint8_t *block, const int16_t weights[BLOCK_SIZE][PANEL_ROWS], const int32_t *x,
                       int32_t ldx, float *sums)
 {
     int32_t total[PANEL_ROWS] = {0};
     float scale;
-    for (int32_t word = 0; word < INT8_CODE_WORDS; word++) {
-        int8_t codes[4];
-        memcpy(codes, &x[word * ldx], sizeof codes);
-        for (int32_t k = 0; k < 4; k++)
-            for (int32_t r = 0; r < PANEL_ROWS; r++) total[r] += codes[k] * weights[word * 4 + k][r];
+    for (int32_t half = 0; half < 2; half++) {
+        int16_t sum[PANEL_ROWS] = {0}; /* of 16 products of at most 127 * 12 */
+        for (int32_t k = half * HALF; k < (half + 1) * HALF; k++) {
+            int8_t codes[4];
+            memcpy(codes, &x[k / 4 * ldx], sizeof codes);
+            for (int32_t r = 0; r < PANEL_ROWS; r++) sum[r] = (int16_t)(sum[r] + codes[k % 4] * weights[k][r]);
+        }
+        for (int32_t r = 0; r < PANEL_ROWS; r++) total[r] += sum[r];
     }
     memcpy(&scale, &x[(INT8_CODE_WORDS + 1) * ldx], sizeof scale);
     for (int32_t r = 0; r < PANEL_ROWS; r++) {
@@ -70,12 +73,12 @@ static void add_token(const uint8_t *block, const int32_t weights[BLOCK_SIZE][PA
 static void gemm_tile_int8_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
 {
     const int32_t *words = (const int32_t *)(const void *)x;
-    int32_t weights[BLOCK_SIZE][PANEL_ROWS];
+    int16_t weights[BLOCK_SIZE][PANEL_ROWS];
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, words += INT8_BLOCK_WORDS * n_tokens) {
         decode_block(panel, weights);
         for (int32_t t = 0; t < n_tokens; t++)
-            add_token(panel, (const int32_t(*)[PANEL_ROWS])weights, words + t, n_tokens, sums + t * PANEL_ROWS);
+            add_token(panel, (const int16_t(*)[PANEL_ROWS])weights, words + t, n_tokens, sums + t * PANEL_ROWS);
     }
 }
 
