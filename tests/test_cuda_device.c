@@ -267,7 +267,7 @@ static void test_rows_far_apart(void **state)
     struct call_plan plan = {.n_tokens = N_TOKENS, .routing = ROUTE_LOGITS_F32, .seed = 74};
     struct call near = call_create(&c->buffers, &c->config, &plan), far = near;
     const size_t row_bytes = H * sizeof(uint16_t), stride = LD * sizeof(uint16_t);
-    void *x, *y;
+    void *x = NULL, *y = NULL;
     if (cudaMalloc(&x, N_TOKENS * stride) || cudaMalloc(&y, N_TOKENS * stride)) skip(); /* a small GPU */
     check(cudaMemcpy2D(x, stride, near.batch.x, row_bytes, row_bytes, N_TOKENS, cudaMemcpyDefault));
     far.batch.x = x;
