@@ -8,8 +8,8 @@ static int is_dense(const struct config *config)
            !config_present(config, "quantization") && config_present(config, "model_type");
 }
 
-static const struct suffix suffixes_apart[] = {{"weight", PIECE_DENSE}, {"bias", PIECE_IGNORED}};
-static const struct suffix suffixes_stacked[] = {{"", PIECE_DENSE}, {"_bias", PIECE_IGNORED}};
+static const struct suffix suffixes_apart[] = {{"weight", PIECE_DENSE}, {"bias", PIECE_UNQUANTISED}};
+static const struct suffix suffixes_stacked[] = {{"", PIECE_DENSE}, {"_bias", PIECE_UNQUANTISED}};
 enum { N_SUFFIXES = 2 };
 
 /* Whether gate and up are interleaved is the model's: nothing of the layer is read by this order. */
