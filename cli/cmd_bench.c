@@ -41,8 +41,9 @@ static int shape_plan(struct bench *bench)
 static int shape_open(struct bench *bench)
 {
     moe4_query query = MOE4_QUERY_INIT;
+    bench->config.compute = (moe4_compute)bench->compute;
     query.config = &bench->config;
-    query.compute = (moe4_compute)bench->compute;
+    query.compute = bench->config.compute;
     query.logits_dtype = MOE4_DTYPE_F32;
     int code = shape_plan(bench);
     if (!code && moe4_supports(bench->machine.context, &query) != MOE4_OK) code = fail_library(bench->machine.context);

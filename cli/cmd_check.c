@@ -125,6 +125,7 @@ static int check_machine(struct check *check, const struct machine *machine)
     struct level level = {.machine = *machine, .layer_info = MOE4_LAYER_INFO_INIT};
     int code =
         model_open(machine->context, check->path, check->layer_number, (struct integer_pair){0, 0}, &level.model);
+    if (!code) level.model.config->compute = (moe4_compute)check->input.compute;
     for (int32_t i = 0; !code && i < check->tokens.count; ++i)
         code = check_point(check, &level, check->tokens.values[i]);
     moe4_layer_destroy(level.layer);
@@ -165,6 +166,8 @@ static int check_device(struct check *check, moe4_device device, int *n_levels)
     int code = EXIT_OK;
     for (int isa = MOE4_ISA_C; !code && isa_words[isa]; ++isa) {
         if (!level_exists(device, (moe4_isa)isa)) continue;
+        const int is_fp8 = check->input.compute == MOE4_COMPUTE_FP8; /* GPUs have kernels of one level for it */
+        if (is_fp8 && isa == MOE4_ISA_SM_80 && level_exists(device, MOE4_ISA_SM_90A)) continue;
         code = check_level(check, device, (moe4_isa)isa);
         ++*n_levels;
     }

@@ -88,6 +88,7 @@ static int run_open(struct run *run)
     if (!code) code = model_open(run->machine.context, run->path, run->layer_number, run->experts, &run->model);
     if (code) return code;
     run->model.config->output_size = run->output_size;
+    run->model.config->compute = (moe4_compute)run->input.compute;
     code = input_open(run->machine.context, &run->input, &run->model, &run->pass);
     run->pass.mirror.gpu = run->machine.gpu;
     if (!code) code = run_refuse(run);

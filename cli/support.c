@@ -36,8 +36,9 @@ void support_machine_print(const struct machine *machine)
 static const char *support_ask(const struct machine *machine, const moe4_layer_config *config, int compute)
 {
     moe4_query query = MOE4_QUERY_INIT;
-    query.config = config;
-    query.compute = (moe4_compute)compute;
+    moe4_layer_config prepared = *config;
+    prepared.compute = query.compute = (moe4_compute)compute;
+    query.config = &prepared;
     return moe4_supports(machine->context, &query) == MOE4_OK ? "ok" : moe4_context_message(machine->context);
 }
 

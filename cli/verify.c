@@ -13,7 +13,7 @@
 #include "report.h"
 #include "tensor.h"
 
-enum { MAX_SAMPLES = 16, K_PER_SEGMENT = 32 };
+enum { MAX_SAMPLES = 16, K_PER_SEGMENT = 32, FP8_GROUP = 128 };
 
 const char *verify_stage_name(verify_stage stage)
 {
@@ -63,6 +63,10 @@ static ref_arithmetic sample_arithmetic(const struct pass *pass, const struct ma
     ref_arithmetic arithmetic = pass->compute == MOE4_COMPUTE_INT8 ? fp32 : ref_arithmetic_of(machine->info.isa);
     if (machine->info.device == MOE4_DEVICE_CUDA) arithmetic.unit = 0x1p-23;
     arithmetic.segments = K / K_PER_SEGMENT;
+    if (machine->info.device == MOE4_DEVICE_CUDA && pass->compute == MOE4_COMPUTE_FP8) {
+        arithmetic.chain = FP8_GROUP; /* of which the tensor cores keep about 13 bits, added up in fp32 */
+        arithmetic.chain_unit = 0x1p-13;
+    }
     return arithmetic;
 }
 

@@ -21,15 +21,15 @@ cmake_path(GET cuda_root PARENT_PATH cuda_root)
 find_library(MOE4_CUDART cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/lib REQUIRED)
 mark_as_advanced(MOE4_CUDART)
 
-# gemm is for Hopper alone; everything else runs on all GPUs from sm_80 on, those to come by way of PTX.
+# gemm and fp8 are for Hopper alone; everything else runs on all GPUs from sm_80 on, those to come by way of PTX.
 set(for_hopper -gencode arch=compute_90a,code=sm_90a)
 set(for_all -gencode arch=compute_80,code=sm_80 ${for_hopper} -gencode arch=compute_90,code=compute_90)
 set(cuda_objects)
-foreach(name combine exact gemm gemm_mma group pack quantize route rows)
+foreach(name combine exact fp8 fp8_exact fp8_rows gemm gemm_mma group pack quantize route rows)
     set(source ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     set(targets ${for_all})
-    if(name STREQUAL "gemm")
+    if(name MATCHES "^(gemm|fp8.*)$")
         set(targets ${for_hopper})
     endif()
     add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM COMMENT "nvcc ${name}.cu"
@@ -44,8 +44,8 @@ set_target_properties(moe4_cuda PROPERTIES LINKER_LANGUAGE C)
 target_link_libraries(moe4_cuda PUBLIC ${MOE4_CUDART} ${CMAKE_DL_LIBS} rt Threads::Threads)
 
 target_sources(moe4_objects PRIVATE
-    src/cuda/backend.c src/cuda/device.c src/cuda/fill.c src/cuda/forward.c src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c
-    src/cuda/upload.c src/cuda/workspace.c)
+    src/cuda/backend.c src/cuda/device.c src/cuda/fill.c src/cuda/forward.c src/cuda/forward_fp8.c
+    src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c src/cuda/upload.c src/cuda/workspace.c)
 target_compile_definitions(moe4_objects PRIVATE MOE4_HAS_CUDA)
 target_include_directories(moe4_objects SYSTEM PRIVATE ${cuda_root}/include)
 target_link_libraries(moe4_objects PUBLIC moe4_cuda)

@@ -123,10 +123,12 @@ typedef struct ref_arithmetic {
     double unit;      /* u: 2^-24 for round to nearest; 0 = sums must be exact */
     int64_t segments; /* partial sums along K, at most */
     int flushes;      /* 1 = subnormals are flushed to zero */
+    int64_t chain;    /* products that are added up at chain_unit before all that the above says of sums; 0 = none */
+    double chain_unit;
 } ref_arithmetic;
 #define REF_ARITHMETIC_FP32                                                                                            \
     {                                                                                                                  \
-        0x1p-24, 1, 0                                                                                                  \
+        0x1p-24, 1, 0, 0, 0                                                                                            \
     }
 
 /* The sums of the CPU backend's kernels at a level (not AUTO), as its instructions are documented: vdpbf16ps, tdpbf16ps

@@ -195,8 +195,8 @@ ref_arithmetic ref_arithmetic_of(moe4_isa isa)
 {
     switch (isa) {
     case MOE4_ISA_AVX512_BF16:
-    case MOE4_ISA_AMX: return (ref_arithmetic){0x1p-24, 1, 1};
-    case MOE4_ISA_NEON_BF16: return (ref_arithmetic){0x1p-23, 1, 1};
+    case MOE4_ISA_AMX: return (ref_arithmetic){0x1p-24, 1, 1, 0, 0};
+    case MOE4_ISA_NEON_BF16: return (ref_arithmetic){0x1p-23, 1, 1, 0, 0};
     default: return (ref_arithmetic)REF_ARITHMETIC_FP32;
     }
 }
@@ -210,7 +210,9 @@ double ref_gemm_bound(int64_t K, int64_t segments, double unit, double magnitude
 double ref_sum_bound(const ref_sum *sum, int64_t K, const ref_arithmetic *arithmetic)
 {
     double flush = arithmetic->flushes ? 0x1p-126 * ((double)K + sum->x + sum->w) : 0;
-    return ref_gemm_bound(K, arithmetic->segments, arithmetic->unit, sum->magnitude, flush);
+    double chains =
+        ref_gemm_bound(arithmetic->chain, 0, arithmetic->chain ? arithmetic->chain_unit : 0, sum->magnitude, 0);
+    return chains + ref_gemm_bound(K, arithmetic->segments, arithmetic->unit, sum->magnitude, flush);
 }
 
 ref_range ref_sum_range(double value, double magnitude, double bound)

@@ -121,6 +121,7 @@ moe4_status moe4_layer_create_from(moe4_context *context, const moe4_layer_confi
     TRY(adopt_struct(context, "config", given, &config, sizeof config));
     moe4_query query = MOE4_QUERY_INIT;
     query.config = &config;
+    query.compute = config.compute;
     TRY(supports_query(context, &query));
 
     moe4_layer *layer;

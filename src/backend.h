@@ -26,7 +26,7 @@ struct layer_part {
     int64_t n_bytes;
     void **slot; /* where the layer keeps its address */
 };
-enum { MAX_PARTS = 8 };
+enum { MAX_PARTS = 9 };
 
 struct backend {
     /* Makes context->pool and the like from a validated config. */

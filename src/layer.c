@@ -102,6 +102,9 @@ static moe4_status validate_router(struct moe4_context *context, const moe4_laye
 
 moe4_status layer_validate(struct moe4_context *context, const moe4_layer_config *config)
 {
+    if ((unsigned)config->compute > MOE4_COMPUTE_INT8)
+        return context_fail(context, MOE4_EINVAL, "config.compute is %d, expected bf16, mxfp8, fp8 or int8",
+                            config->compute);
     moe4_status status = activation_validate(context, config);
     if (!status) status = validate_experts(context, config);
     if (!status) status = route_validate(context, &config->routing, config->n_experts);
@@ -202,6 +205,7 @@ moe4_status layer_create(struct moe4_context *context, const moe4_layer_config *
     layer->first_expert = config->first_expert;
     layer->gate_up = config->gate_up;
     layer->activation = config->activation;
+    layer->compute = config->compute;
     layer->alpha = config->alpha.presence;
     layer->beta = config->beta.presence;
     layer->limit = config->limit.presence;

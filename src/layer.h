@@ -21,6 +21,7 @@ struct moe4_layer {
 
     moe4_gate_up gate_up;
     moe4_activation activation;
+    moe4_compute compute;             /* what the weights are arranged for, where that matters */
     moe4_presence alpha, beta, limit; /* which of them were given */
     struct activation_params *params; /* [L] */
 

@@ -17,7 +17,7 @@
 #include "moe4/io.h"
 #include "supports.h"
 
-#define FORMAT "moe4 prepared layer, version 1"
+#define FORMAT "moe4 prepared layer, version 2"
 
 enum { MAX_SOURCE_BYTES = 255, MAX_TENSORS = MAX_PARTS + 9, PART_ALIGNMENT = 64, COPY_BYTES = 1 << 24 };
 
@@ -68,6 +68,7 @@ static void list_numbers(const struct moe4_layer *layer, int64_t numbers[N_SAVED
     numbers[SAVED_HAS_CORRECTION_BIAS] = router->bias != NULL;
     numbers[SAVED_VOCAB_SIZE] = router->vocab_size;
     numbers[SAVED_ROUTER_SIZE] = layer->router_size;
+    numbers[SAVED_COMPUTE] = layer->compute;
 }
 
 static moe4_status list_contents(moe4_context *context, const struct moe4_layer *layer, const int64_t *numbers,
@@ -290,6 +291,7 @@ static moe4_status read_config(struct loader *loader, moe4_layer_config *config)
     config->n_local_experts = word(loader, SAVED_N_LOCAL_EXPERTS);
     config->gate_up = (moe4_gate_up)word(loader, SAVED_GATE_UP);
     config->activation = (moe4_activation)word(loader, SAVED_ACTIVATION);
+    config->compute = (moe4_compute)word(loader, SAVED_COMPUTE);
     config->expert_map = read_array(loader, "expert_map", "I32", 1, (int64_t[]){config->n_experts});
     read_params(loader, config);
     read_routing(loader, config);
@@ -366,6 +368,7 @@ static moe4_status load(struct loader *loader, moe4_mapping mapping, moe4_layer 
     moe4_layer *layer = NULL;
     moe4_status status = read_config(loader, &config);
     query.config = &config;
+    query.compute = config.compute;
     if (!status) status = supports_query(context, &query);
     if (!status) status = layer_create(context, &config, &layer);
     if (status) return status;

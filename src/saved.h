@@ -24,6 +24,7 @@ enum saved_number {
     SAVED_HAS_CORRECTION_BIAS,
     SAVED_VOCAB_SIZE,
     SAVED_ROUTER_SIZE,
+    SAVED_COMPUTE,
     N_SAVED_NUMBERS
 };
 

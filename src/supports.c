@@ -137,6 +137,7 @@ moe4_status supports_query(struct moe4_context *context, const moe4_query *given
     const moe4_query *query = &resolved;
     moe4_status status = adopt_struct(context, "config", given->config, &config, sizeof config);
     if (!status) status = layer_validate(context, &config);
+    resolved.config = &config;
     if (!status && !given->top_k) resolved.top_k = config.routing.top_k;
     if (!status) status = supports_call(context, query);
     if (!status) status = supports_parallel(context, query);

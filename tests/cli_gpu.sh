@@ -56,6 +56,7 @@ runs --output-dtype f32
 runs --weight-on input --output-size 40 --output-dtype f16
 "$helpers/input_of" "$io" "$in" hidden_states=BF16 router_logits=F32
 runs --activation-dtype mxfp8
+runs --activation-dtype fp8
 expect 0 run "$model" --tokens 9 --backend cuda --deferred --replay --output "$result"
 match equal "$result" routed_ids "$result" topk_ids
 expect 0 run "$model" --tokens 9 --output "$result.cpu"

@@ -34,7 +34,7 @@ int is_cpu_tested(void)
 
 int32_t n_computes(void)
 {
-    return 2; /* not fp8 */
+    return gpu_isa() == MOE4_ISA_SM_80 ? MOE4_COMPUTE_FP8 : MOE4_COMPUTE_INT8; /* the first that there is not */
 }
 
 moe4_isa gpu_isa(void)

@@ -12,6 +12,7 @@
 #include "base/dims.h"
 #include "base/mxfp4.h"
 #include "cuda/layout.h"
+#include "cuda/pack.h"
 
 enum { MAX_ROWS = 160, MAX_K = 160 };
 
@@ -108,6 +109,41 @@ static void what_pads_a_half_decides_nothing(void **unused)
     }
 }
 
+/* The fp8 arrangement: words split to the codes they were joined from, in the places that the kernels' table look-up
+ * and sign masks read; every (row, k) of a step is in one word. */
+static void fp8_words_hold_every_code(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 4096; i++) {
+        uint32_t eight = 0;
+        for (int b = 0; b < 4; b++) eight |= (uint32_t)random_byte() << 8 * b;
+        uint32_t word = fp8_join(eight);
+        assert_int_equal(fp8_split(word), eight);
+        for (int n = 0; n < 8; n++) {
+            uint32_t code = eight >> 4 * n & 15, sign = (n < 4 ? word : word << 4) >> (n % 4 * 8 + 7) & 1;
+            assert_int_equal(word >> 4 * n & 7, code & 7);
+            assert_int_equal(sign, code >> 3);
+        }
+    }
+    uint8_t seen[CUDA_TILE_ROWS][CUDA_STEP_K] = {{0}};
+    for (int32_t thread = 0; thread < 128; thread++)
+        for (int32_t j = 0; j < 4; j++)
+            for (int32_t n = 0; n < 8; n++) seen[fp8_word_row(thread, j)][fp8_word_k(thread, j) + n % 4 + n / 4 * 16]++;
+    for (int32_t i = 0; i < CUDA_TILE_ROWS * CUDA_STEP_K; i++)
+        assert_int_equal(seen[i / CUDA_STEP_K][i % CUDA_STEP_K], 1);
+}
+
+static void fp8_holds_27_binades(void **unused)
+{
+    (void)unused;
+    assert_true(fp8_holds(100, 126));
+    assert_false(fp8_holds(100, 127));
+    assert_true(fp8_holds(SCALE_NAN, 0)); /* nothing but zeros */
+    assert_false(fp8_holds(120, SCALE_NAN));
+    assert_false(fp8_holds(39, 40));
+    assert_false(fp8_holds(180, 181));
+}
+
 static void every_row_appears_once(void **unused)
 {
     (void)unused;
@@ -125,6 +161,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_survives),       cmocka_unit_test(a_base_holds_large_scales),
         cmocka_unit_test(what_cannot_be_held_is_found), cmocka_unit_test(what_pads_a_half_decides_nothing),
+        cmocka_unit_test(fp8_words_hold_every_code),    cmocka_unit_test(fp8_holds_27_binades),
         cmocka_unit_test(every_row_appears_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

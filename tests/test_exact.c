@@ -43,6 +43,7 @@ static void check_exact(int64_t H, int64_t I, moe4_activation activation, const 
                                   .bias_dtype = MOE4_DTYPE_BF16,
                                   .seed = plan->seed};
     choose_activation(&config, activation, (int)plan->seed);
+    config.compute = plan->compute;
     moe4_expert *experts = weights_create(&buffers, &config, &weights);
     moe4_context *context = context_open(isa, 2);
     moe4_layer *layer = layer_open(context, &config, experts);

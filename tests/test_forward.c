@@ -172,7 +172,7 @@ static void choose_call(struct test_case *c, const int32_t *v)
     static const int64_t gaps[] = {0, 1, 24};
     call->routing = (enum route_source)v[F_ROUTING];
     call->ids = (enum id_pattern)v[F_IDS];
-    call->compute = (moe4_compute)v[F_COMPUTE];
+    call->compute = c->config.compute = (moe4_compute)v[F_COMPUTE];
     call->x_dtype = dtypes[v[F_X_DTYPE]];
     call->y_dtype = dtypes[v[F_Y_DTYPE]];
     call->write = v[F_WRITE] ? MOE4_WRITE_ADD : MOE4_WRITE_OVERWRITE;

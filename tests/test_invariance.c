@@ -60,6 +60,7 @@ static struct fixture *fixture_create(moe4_isa isa, enum form form)
     f->config = layer_config(H, I, E, A);
     f->config.n_local_experts = E - 1;
     f->experts = weights_create(&f->buffers, &f->config, &weights);
+    f->config.compute = form == FORM_LOGITS_FP8 ? MOE4_COMPUTE_FP8 : MOE4_COMPUTE_BF16;
     f->context = context_open(isa, 1);
     f->layer = layer_open(f->context, &f->config, f->experts);
     static const moe4_compute computes[N_FORMS] = {[FORM_LOGITS_MXFP8] = MOE4_COMPUTE_MXFP8,

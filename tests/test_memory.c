@@ -41,11 +41,12 @@ static void test_poisoned_workspace_and_outputs(void **state)
         struct buffers buffers = {BUFFERS_PLAIN, NULL};
         moe4_layer_config config = layer_config(96, 160, 7, 3);
         config.n_local_experts = 5;
+        config.compute = (moe4_compute)((i + i / 4) % n_computes());
         struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 2};
         moe4_expert *experts = weights_create(&buffers, &config, &weights);
         moe4_context *context = context_open(levels[i / 4], 2);
         moe4_layer *layer = layer_open(context, &config, experts);
-        struct call_plan plan = {.n_tokens = 45, .compute = (moe4_compute)((i + i / 4) % n_computes())};
+        struct call_plan plan = {.n_tokens = 45, .compute = config.compute};
         struct call first = call_create(&buffers, &config, &plan), again = call_create(&buffers, &config, &plan);
         call_must_run(&buffers, context, layer, &first);
         call_must_run(&buffers, context, layer, &again);

@@ -13,7 +13,7 @@
 #include "golden.h"
 #include "verdicts.h"
 
-static const ref_arithmetic fp32 = REF_ARITHMETIC_FP32, exact = {0, 1, 0}, flushing = {0x1p-24, 1, 1};
+static const ref_arithmetic fp32 = REF_ARITHMETIC_FP32, exact = {0, 1, 0, 0, 0}, flushing = {0x1p-24, 1, 1, 0, 0};
 
 /* ---- One sum, to the last bit of its bound ---- */
 
@@ -70,7 +70,7 @@ static void bounds_that_end_at_a_tie(void **state)
     config.output_size = 1;
     const float bias = 0x1p-114f - 0x1p-122f; /* and 32 * 2^-126 of flushed products */
     const moe4_expert expert = {.down = {codes, scales, 0, 0, &bias, MOE4_DTYPE_F32}};
-    const ref_arithmetic only_flushing = {0, 1, 1};
+    const ref_arithmetic only_flushing = {0, 1, 1, 0, 0};
     const double v[32] = {0};
     uint16_t bits = ref_to_bf16(0x1p-114 + 0x1p-121);
     ref_verdict verdict;

@@ -268,11 +268,14 @@ typedef struct moe4_layer_config {
     moe4_param alpha, beta, limit;
     moe4_routing routing;
     moe4_router router;
+    moe4_compute compute; /* CUDA: FP8 arranges the weights for calls in FP8 compute, and only those; else all but those.
+                             CPU: any call will do */
 } moe4_layer_config;
 #define MOE4_PARAM_INIT {MOE4_ABSENT, 0.0f, 0}
 #define MOE4_LAYER_CONFIG_INIT {sizeof(moe4_layer_config), 0, 0, 0, 0, 0, 0, 0, 0, MOE4_GATE_UP_NONE, \
                                 MOE4_ACTIVATION_NONE, MOE4_PARAM_INIT, MOE4_PARAM_INIT, MOE4_PARAM_INIT, \
-                                MOE4_ROUTING_INIT, {0, MOE4_DTYPE_NONE, 0, MOE4_DTYPE_NONE, 0}}
+                                MOE4_ROUTING_INIT, {0, MOE4_DTYPE_NONE, 0, MOE4_DTYPE_NONE, 0}, \
+                                MOE4_COMPUTE_BF16}
 
 /* One MXFP4 matrix [rows, K] of one expert, K the reduction length.
  * Two codes a byte, element 2j in the low nibble of byte j; one E8M0 byte per 32 consecutive elements of a row. */

@@ -44,10 +44,12 @@ static void cuda_describe_context(const struct moe4_context *context, moe4_conte
 
 static moe4_status cuda_supports(struct moe4_context *context, const moe4_query *query)
 {
-    if (query->compute == MOE4_COMPUTE_FP8)
-        return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, but the CUDA backend has bf16 and mxfp8");
     if (query->compute == MOE4_COMPUTE_INT8)
         return context_fail(context, MOE4_EUNSUPPORTED, "compute is int8, which only the CPU backend has");
+    if (query->config) {
+        moe4_status status = cuda_check_compute(context, query->compute, query->config->compute);
+        if (status) return status;
+    }
     if (query->n_tokens > INT32_MAX)
         return context_fail(context, MOE4_EINVAL, "n_tokens is %lld, expected up to %d", (long long)query->n_tokens,
                             INT32_MAX);
@@ -57,8 +59,8 @@ static moe4_status cuda_supports(struct moe4_context *context, const moe4_query 
 static void cuda_describe_layer(const struct moe4_layer *layer, moe4_layer_info *info)
 {
     const struct cuda_prepared *prepared = layer->prepared;
-    info->kernel = prepared->level->kernel;
-    info->order = prepared->level->order;
+    info->kernel = prepared->is_fp8 ? "gemm_sm90_fp8" : prepared->level->kernel;
+    info->order = prepared->is_fp8 ? "wgmma_fp8_k32, promoted every 128" : prepared->level->order;
     info->packed_bytes = layer->L * (int64_t)(prepared->gate_up.expert_bytes + prepared->down.expert_bytes);
     info->n_exact_experts = prepared->n_exact;
 }

@@ -15,7 +15,7 @@ static moe4_status choose_level(struct moe4_context *context, const struct cudaD
                                 struct cuda_device *device)
 {
     struct cuda_features features = {properties->major, properties->minor, 0};
-    if (features.major == 9) features.runs_sm_90a = gemm_configure() == cudaSuccess;
+    if (features.major == 9) features.runs_sm_90a = gemm_configure() == cudaSuccess && fp8_configure() == cudaSuccess;
     cudaGetLastError(); /* a refusal is an answer, not an error */
     const struct cuda_level *best = cuda_level_of(MOE4_ISA_AUTO, &features);
     if (!best)

@@ -2,36 +2,18 @@
  * row, sums in ascending k, everything in fp32 with subnormals.  Rare, so speed is secondary. */
 #include "cuda/activation.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/pack.h"
+#include "cuda/raw.cuh"
 
 namespace
 {
 
-__device__ float e8m0_value(uint8_t scale)
-{
-    if (scale == SCALE_NAN) return __uint_as_float(0x7FC00000u);
-    return __uint_as_float(scale ? (uint32_t)scale << 23 : 1u << 22);
-}
-
-/* A code's bits as in a register's half are the value's, 2^126 too small. */
-__device__ float code_value(uint32_t half)
-{
-    return __uint_as_float(half << 16) * 0x1p126f;
-}
-
 __device__ float dot(const gemm_call &call, const uint8_t *tile, int32_t r, const uint16_t *x)
 {
-    const int32_t warp = r / 16, half = r / 8 % 2, g = r % 8;
     float sum = 0.0f;
     for (int32_t k = 0; k < call.K; k += 2) {
-        const uint8_t *step = tile + k / CUDA_STEP_K * CUDA_STEP_BYTES;
-        int32_t in_step = k % CUDA_STEP_K, lane = g * 4 + k % 8 / 2;
-        float scale = e8m0_value(step[warp * 32 + g * 4 + in_step / 32 * 2 + half]);
-        uint32_t pairs[4];
-        split_word(((const uint32_t *)(step + CUDA_STEP_SCALES))[(warp * 32 + lane) * 4 + in_step / 16], pairs);
-        uint32_t pair = pairs[k % 16 / 8 * 2 + half];
-        sum += bf16_float(x[k]) * (code_value(pair & 0xFFFFu) * scale);
-        sum += bf16_float(x[k + 1]) * (code_value(pair >> 16) * scale);
+        const float2 w = raw_weights(tile + k / CUDA_STEP_K * CUDA_STEP_BYTES, r, k % CUDA_STEP_K);
+        sum += bf16_float(x[k]) * w.x;
+        sum += bf16_float(x[k + 1]) * w.y;
     }
     return sum;
 }

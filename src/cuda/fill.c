@@ -25,7 +25,7 @@ struct fill {
 
 static moe4_status allocate_staging(struct fill *fill)
 {
-    static const struct scale_range nothing[N_MATRICES] = {{SCALE_NAN, 0}, {SCALE_NAN, 0}};
+    static const struct scale_range nothing[N_MATRICES] = {{SCALE_NAN, 0, 0}, {SCALE_NAN, 0, 0}};
     struct arena arena = {0};
     size_t offsets[N_MATRICES][3], ranges = arena_reserve(&arena, 2 * N_MATRICES, sizeof(struct scale_range));
     for (int m = 0; m < N_MATRICES; m++) {
@@ -90,21 +90,23 @@ static moe4_status copy_matrix(struct fill *fill, int m, const moe4_matrix *from
 static struct pack_call pack_call_of(const struct fill *fill, int m, const moe4_matrix *from, int32_t l)
 {
     const struct cuda_matrix *matrix = fill->matrices[m];
-    return (struct pack_call){.codes = fill->codes[m],
-                              .scales = fill->scales[m],
-                              .bias = from->bias ? fill->bias[m] : NULL,
-                              .bias_dtype = from->bias_dtype,
-                              .rows = matrix->rows,
-                              .K = matrix->K,
-                              .order = matrix->order,
-                              .n_tiles = matrix->n_tiles,
-                              .n_steps = matrix->n_steps,
-                              .ranges = fill->ranges + m,
-                              .other_range = m == DOWN ? GATE_UP - DOWN : DOWN - GATE_UP,
-                              .packed = matrix->packed + (size_t)l * matrix->expert_bytes,
-                              .packed_bias = matrix->bias + (size_t)l * (size_t)matrix->n_tiles * CUDA_TILE_ROWS,
-                              .unit = matrix->unit + l,
-                              .is_exact = fill->prepared->is_exact + l};
+    return (struct pack_call){
+        .codes = fill->codes[m],
+        .scales = fill->scales[m],
+        .bias = from->bias ? fill->bias[m] : NULL,
+        .bias_dtype = from->bias_dtype,
+        .rows = matrix->rows,
+        .K = matrix->K,
+        .order = matrix->order,
+        .n_tiles = matrix->n_tiles,
+        .n_steps = matrix->n_steps,
+        .ranges = fill->ranges + m,
+        .other_range = m == DOWN ? GATE_UP - DOWN : DOWN - GATE_UP,
+        .packed = matrix->packed + (size_t)l * matrix->expert_bytes,
+        .packed_bias = matrix->bias + (size_t)l * (size_t)matrix->n_tiles * CUDA_TILE_ROWS,
+        .unit = matrix->unit + l,
+        .tile_base = fill->prepared->is_fp8 ? matrix->tile_base + (size_t)l * (size_t)matrix->n_tiles : NULL,
+        .is_exact = fill->prepared->is_exact + l};
 }
 
 /* Which kernel an expert takes depends on the scales of both its matrices, so both must be there; the smaller one is

@@ -1,35 +1,7 @@
-#include "cuda/forward.h"
+#include "cuda/forward_state.h"
 
 #include "context.h"
 #include "cuda/device.h"
-#include "cuda/prepared.h"
-
-/* ---- State --------------------------------------------------------------------------------------------------- */
-
-struct cuda_forward {
-    struct moe4_context *context;
-    const struct moe4_layer *layer;
-    const struct cuda_prepared *prepared;
-    const struct forward_call *call;
-    const moe4_batch *batch;
-    const moe4_result *result;
-    struct cuda_workspace_plan plan;
-    int32_t A;
-    int weights_on_input;
-    int is_chunked;
-    cuda_stream stream;
-
-    struct token_count T; /* the chunk's */
-    int64_t first_token, first_slot;
-
-    int32_t *ids, *locals, *row_map; /* of all tokens */
-    float *weights;
-    int32_t *first, *counts, *row_token, *numbers; /* of a chunk, as the rest */
-    float *logits;
-    struct token_tile *tiles, *exact_tiles;
-    uint16_t *converted, *intermediate, *z;
-    int64_t *output_rows, *row_output; /* NULL = the chunk's rows lie in the optional outputs as they are */
-};
 
 static void place(struct cuda_forward *f)
 {
@@ -50,6 +22,7 @@ static void place(struct cuda_forward *f)
     f->converted = (uint16_t *)(workspace + plan->x);
     f->intermediate = (uint16_t *)(workspace + plan->intermediate);
     f->z = (uint16_t *)(workspace + plan->z);
+    if (f->prepared->is_fp8) fp8_place(f);
     const moe4_result *result = f->result;
     if (!f->is_chunked || !(result->intermediate || result->gemm2_rows || result->row_map || result->n_rows)) return;
     f->output_rows = (int64_t *)(workspace + plan->output_rows);
@@ -62,8 +35,7 @@ static int64_t bytes_of(int64_t n, moe4_dtype dtype)
     return n * (dtype == MOE4_DTYPE_F32 ? 4 : dtype == MOE4_DTYPE_F8_E4M3 || dtype == MOE4_DTYPE_E8M0 ? 1 : 2);
 }
 
-/* Row `row` of an array of the caller's, NULL if there is none. */
-static const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype)
+const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype)
 {
     return array ? (const char *)array + bytes_of(row * ld, dtype) : NULL;
 }
@@ -170,14 +142,12 @@ static int group_stage(const struct cuda_forward *f)
     return group_rows(&call, f->stream);
 }
 
-/* The chunk's x as the caller has it. */
-static const void *x_of(const struct cuda_forward *f)
+const void *x_of(const struct cuda_forward *f)
 {
     return row_at(f->batch->x, f->first_token, f->batch->ldx, f->batch->x_dtype);
 }
 
-/* The chunk's router weights where they go on the input, else NULL. */
-static const float *input_weights(const struct cuda_forward *f)
+const float *input_weights(const struct cuda_forward *f)
 {
     return f->weights_on_input ? f->weights + f->first_slot : NULL;
 }
@@ -228,6 +198,7 @@ static int quantize_stage(const struct cuda_forward *f)
 
 static int convert_stage(const struct cuda_forward *f)
 {
+    if (f->prepared->is_fp8) return fp8_gather_stage(f);
     if (is_mxfp8(f)) return quantize_x(f);
     if (is_direct(f)) return 0;
     const struct convert_call call = {.T = f->T,
@@ -267,6 +238,7 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, moe4_a
 
 static int gate_up_stage(const struct cuda_forward *f)
 {
+    if (f->prepared->is_fp8) return fp8_gate_up_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->gate_up);
     call.x = is_direct(f) ? x_of(f) : f->converted;
     call.ldx = is_direct(f) ? f->batch->ldx : f->layer->H;
@@ -279,6 +251,7 @@ static int gate_up_stage(const struct cuda_forward *f)
 
 static int down_stage(const struct cuda_forward *f)
 {
+    if (f->prepared->is_fp8) return fp8_down_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->down);
     call.x = f->intermediate;
     call.ldx = f->layer->I;
@@ -292,11 +265,11 @@ static int down_stage(const struct cuda_forward *f)
 static int output_stage(const struct cuda_forward *f)
 {
     const struct copy_call copies[] = {
-        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS, is_mxfp8(f) ? NULL : f->result->intermediate,
-         f->row_output},
+        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS,
+         f->batch->compute == MOE4_COMPUTE_BF16 ? f->result->intermediate : NULL, f->row_output},
         {f->z, f->plan.ldz, f->layer->output_size, f->numbers + N_ROWS, f->result->gemm2_rows, f->row_output},
     };
-    int error = 0;
+    int error = f->prepared->is_fp8 ? fp8_output_stage(f) : 0;
     for (int i = 0; !error && i < 2; i++)
         if (copies[i].to) error = copy_rows(&copies[i], f->stream);
     return error;
@@ -362,6 +335,17 @@ static moe4_status run(struct cuda_forward *f)
     return status ? status : run_chunks(f, experts, sizeof experts / sizeof *experts);
 }
 
+moe4_status cuda_check_compute(struct moe4_context *context, moe4_compute compute, moe4_compute arranged)
+{
+    if (compute == MOE4_COMPUTE_FP8 && context->isa != MOE4_ISA_SM_90A)
+        return context_fail(context, MOE4_EUNSUPPORTED, "compute is fp8, whose kernels are of level sm_90a, not %s",
+                            context->cuda->level->name);
+    if ((compute == MOE4_COMPUTE_FP8) == (arranged == MOE4_COMPUTE_FP8)) return MOE4_OK;
+    return context_fail(
+        context, MOE4_EUNSUPPORTED, "compute is %s, but the layer's config.compute arranges its weights for %s",
+        compute == MOE4_COMPUTE_FP8 ? "fp8" : "bf16 or mxfp8", compute == MOE4_COMPUTE_FP8 ? "bf16 and mxfp8" : "fp8");
+}
+
 moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call)
 {
     struct cuda_forward f = {.context = context,
@@ -380,7 +364,8 @@ moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *
         return context_fail(context, MOE4_EINVAL,
                             "the layer was prepared for kernel %s, which this context's level lacks",
                             f.prepared->level->kernel);
-    moe4_status status = cuda_forward_plan(context, layer, call->batch->n_tokens, call->top_k, &f.plan);
+    moe4_status status = cuda_check_compute(context, call->batch->compute, layer->compute);
+    if (!status) status = cuda_forward_plan(context, layer, call->batch->n_tokens, call->top_k, &f.plan);
     if (status) return status;
     f.is_chunked = f.plan.chunk_tokens < call->batch->n_tokens;
     place(&f);

@@ -20,6 +20,7 @@ struct cuda_workspace_plan {
     size_t first, counts, row_token, tiles, exact_tiles, numbers;
     size_t logits, x, intermediate, z;
     size_t output_rows, row_output; /* where there are several chunks */
+    size_t x_scales, v_scales;      /* fp8 compute */
     size_t total;
 };
 
@@ -28,6 +29,8 @@ enum { TICKET, N_TILES, N_EXACT_TILES, N_ROWS, N_NUMBERS };
 
 moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
                               int32_t top_k, struct cuda_workspace_plan *plan);
+/* Whether a layer whose weights are arranged for one mode can compute in another. */
+moe4_status cuda_check_compute(struct moe4_context *context, moe4_compute compute, moe4_compute arranged);
 moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *layer, const struct forward_call *call);
 
 /* moe4_combine. */

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "cuda/fp8.h"
 #include "cuda/gemm.h"
 #include "cuda/layout.h"
 #include "moe4/moe4.h"
@@ -32,6 +33,7 @@ enum fault { FAULT_TOKEN_COUNT, FAULT_TOKEN_ID, FAULT_ROW_MAP, N_FAULTS };
 /* The scales of one expert's matrix whose blocks are not all zeros. */
 struct scale_range {
     int32_t least, most;
+    int32_t is_wide; /* some tile's span more than e5m2 holds */
 };
 
 struct pack_call {
@@ -46,9 +48,11 @@ struct pack_call {
     uint8_t *packed;                  /* [n_tiles][n_steps] steps */
     float *packed_bias;               /* [n_tiles][64] */
     float *unit;                      /* 2^base of this matrix */
-    uint8_t *is_exact;                /* 1 = no base holds both matrices: scales are stored raw */
+    uint8_t *tile_base;               /* [n_tiles] of the fp8 arrangement; NULL = the bf16 arrangement */
+    uint8_t *is_exact; /* 1 = no base holds both matrices: scales are stored raw, in the bf16 arrangement */
 };
 
+/* All of the matrix's scales; and in the fp8 arrangement each tile's, of which tile_base keeps the least. */
 int pack_range(const struct pack_call *call, struct scale_range *range, cuda_stream stream);
 int pack_matrix(const struct pack_call *call, cuda_stream stream);
 
@@ -157,6 +161,45 @@ int gemm_mma(const struct gemm_call *call, moe4_activation activation, int32_t n
 
 /* The same sums in plain fp32 for weights whose scales are stored raw. */
 int gemm_exact(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+/* ---- fp8 compute (fp8.cu, fp8_exact.cu, fp8_rows.cu) ------------------------------------------------------------- */
+
+int fp8_configure(void);
+int fp8_gate_up(const struct fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+int fp8_down(const struct fp8_call *call, int32_t n_blocks, cuda_stream stream);
+
+/* The same in plain fp32 for weights whose scales are stored raw. */
+int fp8_exact_gate_up(const struct fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+int fp8_exact_down(const struct fp8_call *call, int32_t n_blocks, cuda_stream stream);
+
+/* Tokens to routed rows, quantised, or as they come. */
+struct fp8_gather_call {
+    struct token_count T;
+    int32_t top_k;
+    const int32_t *locals, *row_map, *first; /* as grouping left them */
+    const void *x;
+    moe4_dtype dtype; /* F8_E4M3: codes, with x_scale; else values to quantise */
+    int64_t ldx, columns;
+    int32_t is_direct; /* bf16 rows, 16-byte aligned, used as they are */
+    const float *x_scale;
+    int64_t ldx_scale;
+    const float *weights; /* [T], NULL = none */
+    struct fp8_rows out;
+};
+int fp8_gather(const struct fp8_gather_call *call, cuda_stream stream);
+
+/* The intermediate as a caller wants it: codes [rows, columns] and scales [rows, ceil(columns/128)], NULL = not wanted.
+ */
+struct fp8_copy_call {
+    struct fp8_rows from;
+    const struct token_tile *token_tiles;
+    const int32_t *n_token_tiles;
+    int64_t columns;
+    const int64_t *row_output; /* where a row goes; NULL = where it is */
+    uint8_t *codes;
+    float *scales;
+};
+int fp8_copy(const struct fp8_copy_call *call, cuda_stream stream);
 
 /* ---- Rows (rows.cu) --------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* layer_bench: whole layers on a GPU through the public functions, from logits to y, CUDA events around graph replay.
  * Weights are random and every expert has its own copy; each replay runs several calls with logits of their own, so
- * that no cache holds what the next call needs.  Checks that a token's y has the same bits at every T.  Not part of the
- * library. */
+ * that no cache holds what the next call needs.  `layer_bench [fp8] [SHAPE ...]`.  Checks that a token's y has the same
+ * bits at every T.  Not part of the library. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -74,9 +74,10 @@ static moe4_status read_expert(void *user, int32_t l, moe4_expert *expert)
     return MOE4_OK;
 }
 
-static moe4_layer *create_layer(moe4_context *context, const struct shape *shape)
+static moe4_layer *create_layer(moe4_context *context, const struct shape *shape, moe4_compute compute)
 {
     moe4_layer_config config = MOE4_LAYER_CONFIG_INIT;
+    config.compute = compute;
     config.hidden_size = shape->H;
     config.intermediate_size = shape->I;
     config.n_experts = shape->E;
@@ -107,6 +108,7 @@ struct run {
     moe4_context *context;
     moe4_layer *layer;
     const struct shape *shape;
+    moe4_compute compute;
     uint16_t *x, *y; /* [MAX_T, H] */
     float *logits;   /* [MAX_T * 2, E]: set n of T tokens begins at row n*T mod MAX_T */
     int32_t *ids;    /* [MAX_T, A] */
@@ -121,6 +123,7 @@ static void forward(const struct run *run, int64_t T, int64_t first, int32_t *id
     moe4_logits logits = MOE4_LOGITS_INIT;
     moe4_result result = MOE4_RESULT_INIT;
     batch.n_tokens = T;
+    batch.compute = run->compute;
     batch.x = run->x + first * run->shape->H;
     batch.workspace = run->workspace;
     batch.workspace_bytes = run->workspace_bytes;
@@ -138,10 +141,10 @@ static float random_normal(void)
     return sum * 1.7f;
 }
 
-static struct run create_run(moe4_context *context, const struct shape *shape)
+static struct run create_run(moe4_context *context, const struct shape *shape, moe4_compute compute)
 {
-    struct run run = {.context = context, .shape = shape};
-    run.layer = create_layer(context, shape);
+    struct run run = {.context = context, .shape = shape, .compute = compute};
+    run.layer = create_layer(context, shape, compute);
     size_t n_x = (size_t)MAX_T * (size_t)shape->H, n_logits = (size_t)MAX_T * (size_t)shape->E;
     uint16_t *x = malloc(n_x * 2);
     float *logits = malloc(n_logits * 4);
@@ -157,7 +160,7 @@ static struct run create_run(moe4_context *context, const struct shape *shape)
     check(cudaMemcpy(run.x, x, n_x * 2, cudaMemcpyHostToDevice), "x");
     check(cudaMemcpy(run.logits, logits, n_logits * 4, cudaMemcpyHostToDevice), "logits");
     free(x), free(logits);
-    check_status(moe4_workspace_bytes(context, run.layer, MOE4_COMPUTE_BF16, MAX_T, 0, &run.workspace_bytes), context);
+    check_status(moe4_workspace_bytes(context, run.layer, compute, MAX_T, 0, &run.workspace_bytes), context);
     run.workspace = device_array(run.workspace_bytes);
     check(cudaStreamCreate(&run.stream), "stream");
     return run;
@@ -266,15 +269,16 @@ int main(int argc, char **argv)
 {
     static const int64_t counts[] = {1, 8, 32, 128, 512, 2048, 8192};
     setvbuf(stdout, NULL, _IOLBF, 1 << 16);
+    const int is_fp8 = argc > 1 && !strcmp(argv[1], "fp8");
     moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
     moe4_context *context;
     config.device = MOE4_DEVICE_CUDA;
     check_status(moe4_context_create(&config, &context), context);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        int wanted = argc < 2;
+        int wanted = argc < 2 + is_fp8;
         for (int a = 1; a < argc; a++) wanted |= !strcmp(argv[a], shapes[i].name);
         if (!wanted) continue;
-        struct run run = create_run(context, &shapes[i]);
+        struct run run = create_run(context, &shapes[i], is_fp8 ? MOE4_COMPUTE_FP8 : MOE4_COMPUTE_BF16);
         check_bits(&run);
         for (int c = 0; c < 7; c++) time_calls(&run, counts[c]);
         destroy_run(&run);

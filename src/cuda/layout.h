@@ -22,6 +22,16 @@
  * scales above 2^1.  Products and sums are 2^-base too small, which the epilogue undoes.  Exact for E8M0 bytes
  * base+2 .. base+128.
  *
+ * The fp8 arrangement, for layers that compute in fp8, has the same bytes but other words: word j holds eight codes of
+ * row g (j = 0, 2) or g+8 (1, 3) and of the step's first (0, 1) or second (2, 3) block, k = 4t .. 4t+3 and 16+4t ..
+ * 16+4t+3 of it.  Each nibble's low three bits are a magnitude, which selects a byte of a table; the signs of the first
+ * four codes are the top bits of the bytes, those of the others four bits below.  They decode to the registers
+ *
+ *   (row g, k = 4t ..) (row g+8, same k) (row g, k + 16) (row g+8, k + 16)
+ *
+ * of an m64n.k32 fragment in e5m2, exact where a tile's scales span up to 27 binades: a number a tile, its base, is the
+ * stored scale byte under which 0.5 becomes the least normal number.  Experts with wider tiles are stored raw.
+ *
  * Rows.  Row r of a tile belongs to warp r/16, g = r%8 and half h = r/8%2.  A gated gate/up tile holds gates (h = 0)
  * and ups (h = 1) of i = 32*tile + 8*warp + g, so that one thread has both; every other matrix has row
  * 64*tile + 16*warp + 2g + h, so that one thread has neighbours.  Rows and k past the end are zero codes. */
@@ -45,6 +55,9 @@ enum {
     CUDA_SCALE_OFFSET = 126, /* stored byte = E8M0 byte - base + this */
     CUDA_SCALE_MIN = 2,      /* of E8M0 byte - base, for exact decoding */
     CUDA_SCALE_MAX = 128,
+    CUDA_FP8_SPAN = 26,  /* binades between a tile's scales that the fp8 arrangement allows */
+    CUDA_FP8_LEAST = 40, /* its least and largest E8M0 byte */
+    CUDA_FP8_MOST = 180,
     CUDA_RAW_BASE = CUDA_SCALE_OFFSET /* stores E8M0 bytes as they are: experts that take the exact kernel */
 };
 

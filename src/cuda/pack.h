@@ -88,6 +88,46 @@ static MOE4_BOTH inline void split_word(uint32_t word, uint32_t pairs[4])
     pairs[3] = (r ^ r << 8) & PAIR_MASK;
 }
 
+/* The fp8 arrangement: word j of a thread holds k = first .. first+3 and first+16 .. first+19 of one row. */
+static MOE4_BOTH inline int32_t fp8_word_row(int32_t thread, int32_t j)
+{
+    return thread / 32 * 16 + thread % 32 / 4 + j % 2 * 8;
+}
+
+static MOE4_BOTH inline int32_t fp8_word_k(int32_t thread, int32_t j)
+{
+    return j / 2 * 32 + thread % 4 * 4;
+}
+
+/* Eight codes, each nibble's low three bits a magnitude, to the word that decodes to two registers: the signs of the
+ * first four go to the top bits of the bytes, those of the others four bits below. */
+static MOE4_BOTH inline uint32_t fp8_join(uint32_t codes)
+{
+    uint32_t word = codes & 0x77777777u;
+    for (int32_t n = 0; n < 4; n++) {
+        word |= (codes >> (4 * n + 3) & 1u) << (8 * n + 7);
+        word |= (codes >> (4 * n + 19) & 1u) << (8 * n + 3);
+    }
+    return word;
+}
+
+static MOE4_BOTH inline uint32_t fp8_split(uint32_t word)
+{
+    uint32_t codes = word & 0x77777777u;
+    for (int32_t n = 0; n < 4; n++) {
+        codes |= (word >> (8 * n + 7) & 1u) << (4 * n + 3);
+        codes |= (word >> (8 * n + 3) & 1u) << (4 * n + 19);
+    }
+    return codes;
+}
+
+/* Whether e5m2 holds a tile whose blocks of non-zero codes have scales least .. most: 27 binades of them, and a unit
+ * that leaves sums room. */
+static MOE4_BOTH inline int fp8_holds(int32_t least, int32_t most)
+{
+    return most < least || (least >= CUDA_FP8_LEAST && most <= CUDA_FP8_MOST && most - least <= CUDA_FP8_SPAN);
+}
+
 /* What a scale is stored as.  A block of zeros is zero under any scale but NaN: one byte for all of them. */
 static MOE4_BOTH inline uint8_t stored_scale(uint8_t scale, int is_zero_block, int32_t base)
 {

@@ -98,6 +98,12 @@ static struct layer_part unit_part(const char *name, struct cuda_matrix *matrix,
     return (struct layer_part){.name = name, .dtype = "F32", .rank = 1, .shape = {L}, .slot = (void **)&matrix->unit};
 }
 
+static struct layer_part tile_base_part(const char *name, struct cuda_matrix *matrix, int32_t L)
+{
+    return (struct layer_part){
+        .name = name, .dtype = "U8", .rank = 2, .shape = {L, matrix->n_tiles}, .slot = (void **)&matrix->tile_base};
+}
+
 moe4_status cuda_prepared_list_parts(struct moe4_context *context, const struct moe4_layer *layer,
                                      struct layer_part *parts, int32_t *n_parts)
 {
@@ -110,8 +116,10 @@ moe4_status cuda_prepared_list_parts(struct moe4_context *context, const struct 
         unit_part("gate_up.unit", &prepared->gate_up, layer->L),
         unit_part("down.unit", &prepared->down, layer->L),
         {.name = "is_exact", .dtype = "U8", .rank = 1, .shape = {layer->L}, .slot = (void **)&prepared->is_exact},
+        tile_base_part("gate_up.tile_base", &prepared->gate_up, layer->L), /* the last two: fp8 only */
+        tile_base_part("down.tile_base", &prepared->down, layer->L),
     };
-    *n_parts = sizeof all / sizeof *all;
+    *n_parts = sizeof all / sizeof *all - (prepared->is_fp8 ? 0 : 2);
     memcpy(parts, all, sizeof all);
     return layer_size_parts(context, layer, parts, *n_parts);
 }
@@ -161,6 +169,7 @@ moe4_status cuda_prepared_plan(struct moe4_context *context, struct moe4_layer *
     if (!prepared) return context_fail_memory(context, "a prepared layer", sizeof *prepared);
     layer->prepared = prepared;
     prepared->device_index = context->cuda->index;
+    prepared->is_fp8 = layer->compute == MOE4_COMPUTE_FP8;
     prepared->n_multiprocessors = context->cuda->n_multiprocessors;
     prepared->level = context->cuda->level;
     const struct cuda_row_order gate_up = {activation_has_gate(layer->activation), layer->gate_up, layer->I,

@@ -14,6 +14,7 @@ struct cuda_matrix {
     uint8_t *packed;     /* [L][n_tiles][n_steps] */
     float *bias;         /* [L][n_tiles][64] */
     float *unit;         /* [L] */
+    uint8_t *tile_base;  /* [L][n_tiles] of the fp8 arrangement, else unused */
 };
 
 struct cuda_prepared {
@@ -23,6 +24,7 @@ struct cuda_prepared {
     struct activation_params *params; /* [L] */
     int32_t *local_of;                /* [E] */
     uint8_t *is_exact;                /* [L] */
+    int is_fp8;                       /* the layer's arrangement */
     int32_t n_exact;
     struct device_router router;
     float *router_weight, *router_bias;

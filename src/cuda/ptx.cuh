@@ -27,6 +27,12 @@ static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+/* An arrival that brings `bytes` of bulk copies. */
+static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 /* Waits until the phase of this parity is over. */
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
@@ -38,6 +44,12 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  "}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+}
+
+/* Meets the block's other threads that name this barrier, `threads` in all. */
+template <int threads> static __device__ __forceinline__ void barrier_sync(int barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
 }
 
 /* Makes initialised barriers visible to the copy engine. */
@@ -67,7 +79,12 @@ static __device__ __forceinline__ void copy16_if(bool wanted, uint32_t to, const
                  : "memory");
 }
 
-/* One arrival at the barrier once all copy16_if of this thread so far have landed. */
+static __device__ __forceinline__ void copy4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* One arrival at the barrier once all copy16_if and copy4 of this thread so far have landed. */
 static __device__ __forceinline__ void copies_arrive(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -82,6 +99,12 @@ static __device__ __forceinline__ void copy_wait_all(void)
 static __device__ __forceinline__ void async_proxy_fence(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Memory that is soon read, to the first-level cache. */
+static __device__ __forceinline__ void prefetch(const void *from)
+{
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(from) : "memory");
 }
 
 /* ---- Warpgroups ------------------------------------------------------------------------------------------------- */
@@ -129,7 +152,7 @@ static __device__ __forceinline__ void wait_for_predecessors(void)
 #endif
 }
 
-/* ---- Shared memory reads ---------------------------------------------------------------------------------------- */
+/* ---- Shared memory ---------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint4 load_shared_16(uint32_t address)
 {
@@ -145,6 +168,22 @@ static __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
     uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
     return v;
+}
+
+/* The same by index, as a pointer: constant offsets then go into the instructions. */
+static __device__ __forceinline__ const float2 *shared_pairs(uint32_t address)
+{
+    return (const float2 *)__cvta_shared_to_generic(address);
+}
+
+static __device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t v)
+{
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
 #endif

@@ -24,8 +24,16 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
     plan->exact_tiles = arena_reserve(&arena, plan->max_tiles, sizeof(struct token_tile));
     plan->numbers = arena_reserve(&arena, N_NUMBERS, sizeof(int32_t));
     plan->logits = arena_reserve(&arena, layer->router_size ? chunk_tokens : 0, (size_t)layer->E * sizeof(float));
-    plan->x = arena_reserve(&arena, chunk_tokens, (size_t)layer->H * sizeof(uint16_t));
-    plan->intermediate = arena_reserve(&arena, rows, (size_t)layer->I * sizeof(uint16_t));
+    if (layer->compute == MOE4_COMPUTE_FP8) {
+        const int64_t x_blocks = ceil_div(layer->H, FP8_BLOCK), v_blocks = ceil_div(layer->I, FP8_BLOCK);
+        plan->x = arena_reserve(&arena, rows, (size_t)x_blocks * FP8_BLOCK);
+        plan->x_scales = arena_reserve(&arena, rows, sizeof(float));
+        plan->intermediate = arena_reserve(&arena, rows, (size_t)v_blocks * FP8_BLOCK);
+        plan->v_scales = arena_reserve(&arena, rows, (size_t)v_blocks * sizeof(float));
+    } else {
+        plan->x = arena_reserve(&arena, chunk_tokens, (size_t)layer->H * sizeof(uint16_t));
+        plan->intermediate = arena_reserve(&arena, rows, (size_t)layer->I * sizeof(uint16_t));
+    }
     plan->z = arena_reserve(&arena, rows, (size_t)plan->ldz * sizeof(uint16_t));
     plan->output_rows = arena_reserve(&arena, is_chunked ? layer->L : 0, sizeof(int64_t));
     plan->row_output = arena_reserve(&arena, is_chunked ? rows : 0, sizeof(int64_t));

@@ -1,0 +1,50 @@
+/* What the stages of a forward call share (forward.h). */
+#ifndef MOE4_CUDA_FORWARD_STATE_H
+#define MOE4_CUDA_FORWARD_STATE_H
+
+#include "cuda/forward.h"
+#include "cuda/prepared.h"
+
+struct cuda_forward {
+    struct moe4_context *context;
+    const struct moe4_layer *layer;
+    const struct cuda_prepared *prepared;
+    const struct forward_call *call;
+    const moe4_batch *batch;
+    const moe4_result *result;
+    struct cuda_workspace_plan plan;
+    int32_t A;
+    int weights_on_input;
+    int is_chunked;
+    cuda_stream stream;
+
+    struct token_count T; /* the chunk's */
+    int64_t first_token, first_slot;
+
+    int32_t *ids, *locals, *row_map; /* of all tokens */
+    float *weights;
+    int32_t *first, *counts, *row_token, *numbers; /* of a chunk, as the rest */
+    float *logits;
+    struct token_tile *tiles, *exact_tiles;
+    uint16_t *converted, *intermediate, *z;
+    struct fp8_rows x_rows, v_rows;    /* fp8 compute */
+    int64_t *output_rows, *row_output; /* NULL = the chunk's rows lie in the optional outputs as they are */
+};
+
+/* The stages that fp8 compute has of its own (forward_fp8.c). */
+void fp8_place(struct cuda_forward *f);
+int fp8_gather_stage(const struct cuda_forward *f);
+int fp8_gate_up_stage(const struct cuda_forward *f);
+int fp8_down_stage(const struct cuda_forward *f);
+int fp8_output_stage(const struct cuda_forward *f);
+
+/* Row `row` of an array of the caller's, NULL if there is none. */
+const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype);
+
+/* The chunk's x as the caller has it. */
+const void *x_of(const struct cuda_forward *f);
+
+/* The chunk's router weights where they go on the input, else NULL. */
+const float *input_weights(const struct cuda_forward *f);
+
+#endif

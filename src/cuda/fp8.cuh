@@ -1,0 +1,602 @@
+/* The grouped GEMMs of fp8 compute on wgmma m64nNk32: weights e5m2 from registers, activations e4m3 in shared memory.
+ *
+ * A block is one producer warpgroup and two consumer warpgroups of one 64-row weight tile each; both share a token tile
+ * of up to MAX_TOKENS routed rows of one expert.  Rows and weights lie in memory as the ring wants them, so that bulk
+ * copies move them:
+ *
+ *   producers    warp 0 copies the weights of a stage (a few blocks of 128 k), warp 1 its rows, warps 2 and 3, in down,
+ *                the rows' scales
+ *   full[s]      arrivals of these, and the bytes of the copies
+ *   consumers    decode the next stage while the tensor cores work on this one, then promote its sums
+ *   empty[s]     arrivals of all consumers' threads
+ *
+ * gate/up yields 128 columns of the intermediate an item, which share a scale: consumers leave them in shared memory as
+ * bf16, and the producers' warps 2 and 3 quantise them while the next item is under way.
+ *
+ * Order of sums ("wgmma_fp8_k32"): the tensor core adds up a block of 128 k, four instructions from zero, and the blocks
+ * are added in ascending order in fp32, those of the intermediate times their scales by fma.  Nothing else has a say, so
+ * tile, T and position change no bit. */
+#ifndef MOE4_CUDA_FP8_CUH
+#define MOE4_CUDA_FP8_CUH
+
+#include "cuda/activation.cuh"
+#include "cuda/fp8.h"
+#include "cuda/fp8_decode.cuh"
+#include "cuda/fp8_quantize.cuh"
+#include "cuda/layout.h"
+#include "cuda/ptx.cuh"
+#include "cuda/wgmma_fp8.cuh"
+
+namespace fp8
+{
+
+enum : int {
+    WARPGROUP = 128,
+    G = 2, /* consumer warpgroups */
+    THREADS = (G + 1) * WARPGROUP,
+    ROLE_THREADS = 64, /* of a producers' role that takes two warps */
+    PRODUCER_REGISTERS = 40,
+    CONSUMER_REGISTERS = 232
+};
+
+/* Blocks of 128 k a stage, by the width of the token tile: what is narrow is bound by decoding and synchronisation and
+ * has registers to spare. */
+enum : int { NARROW = 48, NARROW_BLOCKS = 2, WIDE_BLOCKS = 1, BLOCK_STEPS = FP8_BLOCK / CUDA_STEP_K };
+enum : int { BLOCK_BYTES_W = BLOCK_STEPS * CUDA_STEP_BYTES }; /* of one tile's weights */
+
+/* A stage: rows of x, 128 bytes a block, then each warpgroup's packed weights, then the rows' scales. */
+template <int rows, int blocks> struct stage_layout {
+    static constexpr int weights = rows * blocks * FP8_BLOCK, scales = weights + G * blocks * BLOCK_BYTES_W;
+    static constexpr int bytes = (scales + rows * blocks * 4 + 1023) / 1024 * 1024;
+};
+enum : int {
+    NARROW_BYTES = stage_layout<NARROW, NARROW_BLOCKS>::bytes,
+    WIDE_BYTES = stage_layout<MAX_TOKENS, WIDE_BLOCKS>::bytes,
+    STAGE_BYTES = NARROW_BYTES > WIDE_BYTES ? (int)NARROW_BYTES : (int)WIDE_BYTES
+};
+
+/* The intermediate of an item as bf16; rows are an odd number of 16-byte units apart, for the banks. */
+enum : int { V_PITCH = FP8_BLOCK * 2 + 16, V_BYTES = MAX_TOKENS * V_PITCH };
+
+/* What the quantisers exchange in a round: eight words a row, twice. */
+enum : int { MAXIMA_BYTES = ROLE_THREADS * 4 };
+
+enum kind { GATE_UP, DOWN };
+template <kind k> struct ring_size {
+    static constexpr int stages = k == DOWN ? 7 : 6;
+    static constexpr int v = stages * STAGE_BYTES; /* where the intermediate lies */
+    static constexpr int maxima = (v + (k == DOWN ? 0 : V_BYTES) + 1023) / 1024 * 1024;
+    static constexpr int barriers = maxima + (k == DOWN ? 0 : 2 * MAXIMA_BYTES);
+    static constexpr int bytes = barriers + (2 * stages + 2) * 8 + 1024;
+};
+
+template <int N> struct width {
+    static constexpr bool narrow = N <= NARROW;
+    static constexpr int rows = narrow ? (int)NARROW : (int)MAX_TOKENS; /* that a stage has room for */
+    static constexpr int blocks = narrow ? NARROW_BLOCKS : WIDE_BLOCKS;
+    static constexpr int x_bytes = rows * FP8_BLOCK; /* of a block */
+    using layout = stage_layout<rows, blocks>;
+};
+
+struct gemm_ring {
+    uint32_t stages, full, empty, v, maxima, v_full, v_empty; /* shared addresses */
+};
+
+template <kind k> struct ring_position {
+    uint32_t stage = 0, parity = 0;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == ring_size<k>::stages) stage = 0, parity ^= 1;
+    }
+};
+
+template <moe4_activation activation>
+constexpr bool is_gated = activation != MOE4_ACTIVATION_IDENTITY && activation != MOE4_ACTIVATION_RELU2;
+
+/* Pairs of tiles that an item takes one after the other: gated gate/up yields 128 columns in two. */
+template <kind k, moe4_activation activation> constexpr int passes = k == GATE_UP && is_gated<activation> ? 2 : 1;
+
+struct gemm_item {
+    token_tile tokens;
+    int group; /* of n_passes * G tiles */
+};
+
+/* The items of a block. */
+template <int n_passes> struct item_list {
+    int groups, n, index;
+
+    __device__ __forceinline__ item_list(const fp8_call &call)
+    {
+        groups = (call.n_tiles + n_passes * G - 1) / (n_passes * G);
+        n = *call.n_token_tiles * groups;
+        index = (int)blockIdx.x;
+    }
+    __device__ __forceinline__ bool is_over() const
+    {
+        return index >= n;
+    }
+    __device__ __forceinline__ void advance()
+    {
+        index += (int)gridDim.x;
+    }
+    __device__ __forceinline__ gemm_item load(const fp8_call &call) const
+    {
+        const int at = min(index, n - 1); /* past the end, too, for whoever reads ahead */
+        return {call.token_tiles[max(at, 0) / groups], at % groups};
+    }
+};
+
+/* Whether an item has tiles left for a pass. */
+template <int n_passes>
+static __device__ __forceinline__ bool has_pass(const fp8_call &call, const gemm_item &item, int pass)
+{
+    return (item.group * n_passes + pass) * G < call.n_tiles;
+}
+
+static __device__ __forceinline__ int block_count(const fp8_call &call)
+{
+    return (call.n_steps + BLOCK_STEPS - 1) / BLOCK_STEPS;
+}
+
+/* ---- Producers --------------------------------------------------------------------------------------------------- */
+
+/* Each role is one thread, or two warps, with a loop of its own: one warp for all of them takes longer to start a
+ * stage's copies than the tensor cores to multiply it. */
+
+static __device__ __forceinline__ const uint8_t *weight_tile(const fp8_call &call, int l, int tile)
+{
+    tile = tile < call.n_tiles ? tile : call.n_tiles - 1; /* a warpgroup without a tile repeats the last, unseen */
+    return call.weights + ((int64_t)l * call.n_tiles + tile) * call.n_steps * CUDA_STEP_BYTES;
+}
+
+/* The weights of a pass.  Where K ends with half a block the last step comes twice: rows are padded with zeros, so any
+ * weights will do there. */
+template <kind k, class W>
+static __device__ __forceinline__ void fill_weights(const fp8_call &call, const gemm_ring &ring, ring_position<k> &at,
+                                                    const uint8_t *first, const uint8_t *second)
+{
+    static_assert(G == 2, "a tile each");
+    constexpr int tile_bytes = W::blocks * BLOCK_BYTES_W;
+    for (int left = call.n_steps * CUDA_STEP_BYTES; left > 0; left -= tile_bytes, at.advance()) {
+        const uint32_t full = ring.full + at.stage * 8, to = ring.stages + at.stage * STAGE_BYTES + W::layout::weights;
+        const int bytes = min(left, tile_bytes), repeated = bytes % BLOCK_BYTES_W;
+        barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
+        barrier_arrive_expect(full, G * (bytes + repeated));
+        bulk_copy(to, first, bytes, full);
+        bulk_copy(to + tile_bytes, second, bytes, full);
+        first += tile_bytes, second += tile_bytes;
+        if (repeated == 0) continue;
+        bulk_copy(to + bytes, first + (bytes - repeated - tile_bytes), CUDA_STEP_BYTES, full);
+        bulk_copy(to + tile_bytes + bytes, second + (bytes - repeated - tile_bytes), CUDA_STEP_BYTES, full);
+    }
+}
+
+/* Its rows. */
+template <kind k, class W>
+static __device__ __forceinline__ void fill_x(const fp8_call &call, const gemm_ring &ring, ring_position<k> &at,
+                                              const token_tile &tokens)
+{
+    const uint8_t *x = call.x.codes + (int64_t)tokens.first_row * FP8_BLOCK;
+    const int64_t block_bytes = call.x.rows * FP8_BLOCK;
+    const uint32_t bytes = tokens.n_rows * FP8_BLOCK;
+    for (int left = block_count(call); left > 0; left -= W::blocks, at.advance()) {
+        const uint32_t full = ring.full + at.stage * 8, to = ring.stages + at.stage * STAGE_BYTES;
+        const bool is_whole = left >= W::blocks;
+        barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
+        barrier_arrive_expect(full, is_whole ? W::blocks * bytes : bytes);
+        bulk_copy(to, x, bytes, full);
+        x += block_bytes;
+        if (W::blocks == 1 || !is_whole) continue;
+        bulk_copy(to + W::x_bytes, x, bytes, full);
+        x += block_bytes;
+    }
+}
+
+/* Their scales, by two warps. */
+template <kind k, class W>
+static __device__ __forceinline__ void fill_scales(const fp8_call &call, const gemm_ring &ring, ring_position<k> &at,
+                                                   const token_tile &tokens)
+{
+    const int thread = threadIdx.x % ROLE_THREADS;
+    const float *scales = call.x.scales + tokens.first_row + thread;
+    for (int left = block_count(call); left > 0; left -= W::blocks, at.advance()) {
+        const uint32_t to = ring.stages + at.stage * STAGE_BYTES + W::layout::scales + thread * 4;
+        barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
+#pragma unroll
+        for (int b = 0; b < W::blocks; b++) {
+            if (b > 0 && b >= left) break;
+            for (int row = thread; row < tokens.n_rows; row += ROLE_THREADS)
+                copy4(to + (b * W::rows + row - thread) * 4, scales + row - thread);
+            scales += call.x.rows;
+        }
+        copies_arrive(ring.full + at.stage * 8);
+    }
+}
+
+enum role { WEIGHTS, ROWS, SCALES };
+
+template <kind k, role which, class W>
+static __device__ __forceinline__ void fill_pass(const fp8_call &call, const gemm_ring &ring, ring_position<k> &at,
+                                                 const token_tile &tokens, int first_tile)
+{
+    if (which == WEIGHTS)
+        fill_weights<k, W>(call, ring, at, weight_tile(call, tokens.l, first_tile),
+                           weight_tile(call, tokens.l, first_tile + 1));
+    if (which == ROWS) fill_x<k, W>(call, ring, at, tokens);
+    if (which == SCALES) fill_scales<k, W>(call, ring, at, tokens);
+}
+
+template <kind k, role which, int n_passes>
+static __device__ __forceinline__ void produce(const fp8_call &call, const gemm_ring &ring)
+{
+    ring_position<k> at;
+    item_list<n_passes> items(call);
+    gemm_item next = items.load(call);
+    while (!items.is_over()) {
+        const gemm_item item = next;
+        items.advance();
+        next = items.load(call); /* long before it is wanted */
+        for (int pass = 0; pass < n_passes && has_pass<n_passes>(call, item, pass); pass++) {
+            const int first_tile = (item.group * n_passes + pass) * G;
+            if (item.tokens.n_rows <= NARROW)
+                fill_pass<k, which, width<NARROW>>(call, ring, at, item.tokens, first_tile);
+            else
+                fill_pass<k, which, width<MAX_TOKENS>>(call, ring, at, item.tokens, first_tile);
+        }
+    }
+}
+
+/* ---- Quantisers -------------------------------------------------------------------------------------------------- */
+
+/* Eight threads a row, sixteen columns each; their maxima meet in shared memory (a shuffle anywhere in the kernel makes
+ * the compiler give up uniform registers in the consumers' loops). */
+static __device__ __forceinline__ void quantise_item(const fp8_call &call, const gemm_ring &ring, const gemm_item &item,
+                                                     uint32_t &maxima)
+{
+    const int thread = threadIdx.x % ROLE_THREADS, chunk = thread % 8, first_column = item.group * FP8_BLOCK + chunk * 16;
+    const int64_t first_row = item.group * call.v.rows + item.tokens.first_row;
+    for (int round = 0; round < item.tokens.n_rows; round += ROLE_THREADS / 8, maxima ^= MAXIMA_BYTES) {
+        const int row = round + thread / 8;
+        const bool is_there = row < item.tokens.n_rows && first_column < call.columns;
+        const uint32_t from = ring.v + (is_there ? row : 0) * V_PITCH + chunk * 32, own = maxima + thread / 8 * 32;
+        uint4 first = load_shared_16(from), second = load_shared_16(from + 16);
+        if (!is_there) first = second = make_uint4(0, 0, 0, 0);
+        store_shared_4(own + chunk * 4, max(fp8_largest(first), fp8_largest(second)));
+        barrier_sync<ROLE_THREADS>(1);
+        if (row >= item.tokens.n_rows) continue;
+        const fp8_divisor by = fp8_divisor_of(max(fp8_largest_of(load_shared_16(own)), fp8_largest_of(load_shared_16(own + 16))) >> 16);
+        *(uint4 *)(call.v.codes + (first_row + row) * FP8_BLOCK + fp8_chunk_offset(row, chunk)) =
+            fp8_chunk(first, second, by);
+        if (chunk == 0) call.v.scales[first_row + row] = by.scale;
+    }
+}
+
+template <int n_passes>
+static __device__ __forceinline__ void quantise(const fp8_call &call, const gemm_ring &ring)
+{
+    uint32_t parity = 0, maxima = ring.maxima;
+    for (item_list<n_passes> items(call); !items.is_over(); items.advance(), parity ^= 1) {
+        const gemm_item item = items.load(call);
+        barrier_wait(ring.v_full, parity);
+        quantise_item(call, ring, item, maxima);
+        barrier_arrive(ring.v_empty);
+    }
+}
+
+/* ---- Consumers --------------------------------------------------------------------------------------------------- */
+
+/* Number of the consumer warpgroup, as one value for the whole warp. */
+static __device__ __forceinline__ int consumer(void)
+{
+    return __shfl_sync(~0u, threadIdx.x / WARPGROUP - 1, 0);
+}
+
+template <int N>
+static __device__ __forceinline__ void decode_stage(uint32_t weights, const fp8_magnitudes &of,
+                                                    uint32_t (&a)[width<N>::blocks * 16])
+{
+    const int thread = threadIdx.x % WARPGROUP;
+#pragma unroll
+    for (int s = 0; s < width<N>::blocks * BLOCK_STEPS; s++) {
+        const uint32_t step = weights + s * CUDA_STEP_BYTES;
+        uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
+        uint32_t scales = load_shared_4(step + thread / 4 * 4);
+        fp8_decode_step(codes, scales, of, a + s * 8);
+    }
+}
+
+template <int N>
+static __device__ __forceinline__ void multiply_stage(float (&d)[width<N>::blocks][N / 2],
+                                                      uint32_t (&a)[width<N>::blocks * 16], uint32_t b)
+{
+#pragma unroll
+    for (int i = 0; i < width<N>::blocks * 16; i++) asm volatile("" : "+r"(a[i])); /* decoded by now */
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < width<N>::blocks; i++) {
+        const uint32_t block = b + i * (width<N>::x_bytes / 16);
+        wgmma_fp8<N, false>::run(d[i], a + i * 16, block);
+        wgmma_fp8<N, true>::run(d[i], a + i * 16 + 4, block + 2);
+        wgmma_fp8<N, true>::run(d[i], a + i * 16 + 8, block + 4);
+        wgmma_fp8<N, true>::run(d[i], a + i * 16 + 12, block + 6);
+    }
+    wgmma_commit();
+}
+
+/* Blocks' sums to fp32, in ascending k; `scales`: of the thread's columns 0 and 1. */
+template <kind k, int N>
+static __device__ __forceinline__ void promote(float (&total)[N / 2], const float (&d)[width<N>::blocks][N / 2],
+                                               const float2 *scales, int n_blocks)
+{
+#pragma unroll
+    for (int b = 0; b < width<N>::blocks; b++) {
+        if (b > 0 && b >= n_blocks) break; /* the stage held less, and what came of the rest is of no account */
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            if (k == GATE_UP) {
+#pragma unroll
+                for (int i = 4 * j; i < 4 * j + 4; i++) total[i] += d[b][i];
+            } else {
+                const float2 s = scales[(b * width<N>::rows + 8 * j) / 2];
+                total[4 * j] = fmaf(d[b][4 * j], s.x, total[4 * j]);
+                total[4 * j + 1] = fmaf(d[b][4 * j + 1], s.y, total[4 * j + 1]);
+                total[4 * j + 2] = fmaf(d[b][4 * j + 2], s.x, total[4 * j + 2]);
+                total[4 * j + 3] = fmaf(d[b][4 * j + 3], s.y, total[4 * j + 3]);
+            }
+        }
+    }
+}
+
+/* Until the stage is full.  What wgmma reads of it came by bulk copies, so that no fence between proxies is needed; one
+ * would wait for the epilogue's stores, too. */
+template <kind k>
+static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position<k> &at)
+{
+    barrier_wait(ring.full + at.stage * 8, at.parity);
+}
+
+/* What a pass's stages have in common. */
+struct operands {
+    gemm_ring ring;
+    uint32_t weights; /* of this warpgroup, in stage 0 */
+    fp8_magnitudes magnitudes;
+};
+
+/* Multiplies a stage by what is decoded, and meanwhile decodes the next one if there is one; `left`: blocks from this
+ * stage on. */
+template <kind k, int N>
+static __device__ __forceinline__ void multiply_next(const operands &of, ring_position<k> &at, int left,
+                                                     uint32_t (&a)[width<N>::blocks * 16],
+                                                     uint32_t (&next)[width<N>::blocks * 16],
+                                                     float (&d)[width<N>::blocks][N / 2], float (&total)[N / 2])
+{
+    const uint32_t stage = of.ring.stages + at.stage * STAGE_BYTES, empty = of.ring.empty + at.stage * 8;
+    multiply_stage<N>(d, a, stage >> 4 | 1 << 16);
+    at.advance();
+    if (left > width<N>::blocks) {
+        await_stage(of.ring, at);
+        decode_stage<N>(of.weights + at.stage * STAGE_BYTES, of.magnitudes, next);
+    }
+    wgmma_wait<0>();
+    promote<k, N>(total, d, shared_pairs(stage + width<N>::layout::scales + threadIdx.x % 4 * 8), left);
+    barrier_arrive(empty);
+}
+
+/* All of K for one pass. */
+template <kind k, int N>
+static __device__ __forceinline__ void multiply(const fp8_call &call, const operands &of, ring_position<k> &at,
+                                                float (&total)[N / 2])
+{
+    using W = width<N>;
+    uint32_t a[2][W::blocks * 16];
+    float d[W::blocks][N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        total[i] = 0.0f;
+#pragma unroll
+        for (int b = 0; b < W::blocks; b++) d[b][i] = 0.0f;
+    }
+    at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
+    await_stage(of.ring, at);
+    decode_stage<N>(of.weights + at.stage * STAGE_BYTES, of.magnitudes, a[0]);
+    for (int left = block_count(call);;) {
+        multiply_next<k, N>(of, at, left, a[0], a[1], d, total);
+        if ((left -= W::blocks) <= 0) break;
+        multiply_next<k, N>(of, at, left, a[1], a[0], d, total);
+        if ((left -= W::blocks) <= 0) break;
+    }
+}
+
+/* What an epilogue needs of a thread's two rows, g and g+8 of its warp's 16. */
+struct row_pair {
+    float bias[2], unit;
+    activation_params params;
+};
+
+static __device__ __forceinline__ row_pair rows_of_thread(const fp8_call &call, int l, int tile)
+{
+    const int64_t index = (int64_t)l * call.n_tiles + tile;
+    const float *bias = call.bias + index * CUDA_TILE_ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+    /* the stored byte of 2^0 is CUDA_SCALE_OFFSET + 127 under base 0 */
+    const int exponent = call.tile_base[index] - CUDA_SCALE_OFFSET - 127 + FP8_UNIT;
+    return {{bias[0], bias[8]}, call.unit[l] * __int_as_float((exponent + 127) << 23), call.params[l]};
+}
+
+static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
+{
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of the item's tiles this is. */
+template <int N, moe4_activation activation>
+static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v, const token_tile &tokens, int tile,
+                                               int slot, const float (&total)[N / 2])
+{
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const row_pair rows = rows_of_thread(call, tokens.l, tile);
+    const float *x_scales = call.x.scales + tokens.first_row;
+    const int column = is_gated<activation> ? slot * CUDA_GATED_COLUMNS + warp * 8 + lane / 4
+                                              : slot * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int row = 8 * j + lane % 4 * 2 + c;
+            if (row >= tokens.n_rows) continue;
+            const float scale = x_scales[row];
+            const float low = total[4 * j + c] * rows.unit * scale + rows.bias[0];
+            const float high = total[4 * j + 2 + c] * rows.unit * scale + rows.bias[1];
+            const uint32_t to = v + row * V_PITCH + column * 2;
+            if constexpr (is_gated<activation>)
+                store_shared_2(to, (uint16_t)bf16_pair(activate<activation>(low, high, rows.params), 0.0f));
+            else
+                store_shared_4(to, bf16_pair(activate<activation>(0.0f, low, rows.params),
+                                             activate<activation>(0.0f, high, rows.params)));
+        }
+}
+
+/* down: z' to memory. */
+template <int N>
+static __device__ __forceinline__ void store_z(const fp8_call &call, const token_tile &tokens, int tile,
+                                               const float (&total)[N / 2])
+{
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const row_pair rows = rows_of_thread(call, tokens.l, tile);
+    const int column = tile * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
+    if (column >= call.columns) return;
+    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + column;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            if (8 * j + lane % 4 * 2 + c < tokens.n_rows)
+                *(uint32_t *)(out + c * call.ldout) = bf16_pair(total[4 * j + c] * rows.unit + rows.bias[0],
+                                                                total[4 * j + 2 + c] * rows.unit + rows.bias[1]);
+}
+
+/* What the epilogue and the next item's start will read, while there is time. */
+template <kind k>
+static __device__ __forceinline__ void prefetch_pass(const fp8_call &call, const token_tile &tokens, int tile)
+{
+    const int thread = threadIdx.x % WARPGROUP;
+    const int64_t index = (int64_t)tokens.l * call.n_tiles + tile;
+    if (thread < 2) prefetch(call.bias + index * CUDA_TILE_ROWS + thread * 32);
+    if (thread == 2) prefetch(call.unit + tokens.l);
+    if (thread == 3) prefetch(call.params + tokens.l);
+    if (k == GATE_UP && thread * 32 < tokens.n_rows + 32)
+        prefetch(call.x.scales + tokens.first_row + min(thread * 32, tokens.n_rows - 1));
+}
+
+template <kind k, moe4_activation activation, int N>
+static __device__ __forceinline__ void consume_item(const fp8_call &call, const gemm_ring &ring, ring_position<k> &at,
+                                                    const gemm_item &item, uint32_t v_parity)
+{
+    constexpr int n_passes = passes<k, activation>;
+    const int warpgroup = consumer();
+    for (int pass = 0; pass < n_passes; pass++) {
+        if (!has_pass<n_passes>(call, item, pass)) break;
+        const int slot = pass * G + warpgroup, tile = item.group * n_passes * G + slot, seen = tile < call.n_tiles ? tile : call.n_tiles - 1;
+        const operands of = {ring, ring.stages + width<N>::layout::weights + warpgroup * width<N>::blocks * BLOCK_BYTES_W,
+                             fp8_magnitudes_of(call.tile_base[(int64_t)item.tokens.l * call.n_tiles + seen])};
+        float total[N / 2];
+        prefetch_pass<k>(call, item.tokens, seen);
+        multiply<k, N>(call, of, at, total);
+        if (k == GATE_UP && pass == 0) barrier_wait(ring.v_empty, v_parity ^ 1);
+        if (tile == seen) {
+            if constexpr (k == GATE_UP)
+                store_v<N, activation>(call, ring.v, item.tokens, tile, slot, total);
+            else
+                store_z<N>(call, item.tokens, tile, total);
+        }
+    }
+    if (k == GATE_UP) barrier_arrive(ring.v_full);
+}
+
+/* The narrowest width that holds the item's tokens. */
+template <kind k, moe4_activation activation, int N, int... wider>
+static __device__ __forceinline__ void consume_narrowest(const fp8_call &call, const gemm_ring &ring,
+                                                         ring_position<k> &at, const gemm_item &item, uint32_t v_parity)
+{
+    if constexpr (sizeof...(wider) > 0) {
+        if (item.tokens.n_rows > N) {
+            consume_narrowest<k, activation, wider...>(call, ring, at, item, v_parity);
+            return;
+        }
+    }
+    consume_item<k, activation, N>(call, ring, at, item, v_parity);
+}
+
+template <kind k, moe4_activation activation>
+static __device__ __forceinline__ void consume(const fp8_call &call, const gemm_ring &ring)
+{
+    constexpr int n_passes = passes<k, activation>;
+    item_list<n_passes> items(call);
+    gemm_item next = items.load(call);
+    ring_position<k> at;
+    for (uint32_t v_parity = 0; !items.is_over(); v_parity ^= 1) {
+        const gemm_item item = next;
+        items.advance();
+        next = items.load(call);
+        if constexpr (activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU || k == DOWN)
+            consume_narrowest<k, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at,
+                                                                                                    item, v_parity);
+        else /* rare: fewer kernels to compile */
+            consume_narrowest<k, activation, 16, 48, 96, MAX_TOKENS>(call, ring, at, item, v_parity);
+        const int tile = min(next.group * n_passes * G, call.n_tiles - 1);
+        prefetch(call.tile_base + (int64_t)next.tokens.l * call.n_tiles + tile);
+    }
+}
+
+template <kind k, moe4_activation activation>
+__global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8_call call)
+{
+    using size = ring_size<k>;
+    extern __shared__ uint8_t shared[];
+    const uint32_t stages = (shared_address(shared) + 1023) / 1024 * 1024, barriers = stages + size::barriers;
+    const gemm_ring ring = {stages,
+                            barriers,
+                            barriers + size::stages * 8,
+                            stages + size::v,
+                            stages + size::maxima,
+                            barriers + 2 * size::stages * 8,
+                            barriers + (2 * size::stages + 1) * 8};
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < size::stages; s++) {
+            barrier_init(ring.full + s * 8, k == DOWN ? 2 + ROLE_THREADS : 2);
+            barrier_init(ring.empty + s * 8, G * WARPGROUP);
+        }
+        barrier_init(ring.v_full, G * WARPGROUP);
+        barrier_init(ring.v_empty, ROLE_THREADS);
+        barrier_init_fence();
+    }
+    if (!call.tiles_are_old) wait_for_predecessors();
+    launch_dependents();
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_lower<PRODUCER_REGISTERS>();
+        constexpr int n_passes = passes<k, activation>;
+        if (threadIdx.x == 0) produce<k, WEIGHTS, n_passes>(call, ring); /* which are no work of the predecessor's */
+        if (threadIdx.x == 32) {
+            wait_for_predecessors();
+            produce<k, ROWS, n_passes>(call, ring);
+        }
+        if (threadIdx.x >= WARPGROUP - ROLE_THREADS) {
+            if (k == GATE_UP) {
+                quantise<n_passes>(call, ring);
+            } else {
+                wait_for_predecessors();
+                produce<k, SCALES, n_passes>(call, ring);
+                copy_wait_all(); /* shared memory must outlive the copies */
+            }
+        }
+    } else {
+        registers_raise<CONSUMER_REGISTERS>();
+        consume<k, activation>(call, ring);
+    }
+}
+
+} // namespace fp8
+
+#endif

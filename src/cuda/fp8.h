@@ -1,0 +1,39 @@
+/* The grouped GEMMs of fp8 compute, as the host launches them. */
+#ifndef MOE4_CUDA_FP8_H
+#define MOE4_CUDA_FP8_H
+
+#include <stdint.h>
+
+#include "cpu/activation.h"
+#include "cuda/gemm.h"
+
+enum { FP8_BLOCK = 128 }; /* k whose products are added up before they are promoted; columns of I under one scale */
+
+/* Routed rows in e4m3, as the GEMMs read them: [ceil(K/128)] blocks of [rows][128] codes.  A row's 16-byte chunks are
+ * exchanged by the low three bits of its number within its expert: wgmma's 128-byte swizzle.  Columns past K are 0. */
+struct fp8_rows {
+    uint8_t *codes;
+    float *scales; /* x: [rows]; the intermediate: [blocks][rows] */
+    int64_t rows;  /* of a block: room for all of the call */
+};
+
+/* Device pointers throughout. */
+struct fp8_call {
+    const uint8_t *weights;                 /* [L][n_tiles][n_steps] packed steps, arranged for fp8 (layout.h) */
+    const uint8_t *tile_base;               /* [L][n_tiles] stored scale byte that decodes to relative exponent 0 */
+    const float *bias;                      /* [L][n_tiles][64] */
+    const float *unit;                      /* [L] */
+    const struct activation_params *params; /* [L] */
+    int32_t n_tiles, n_steps;
+    struct fp8_rows x;
+    const struct token_tile *token_tiles;
+    const int32_t *n_token_tiles;
+    int32_t tiles_are_old; /* as in gemm_call */
+
+    struct fp8_rows v; /* gate/up: the intermediate */
+    int32_t columns;   /* gate/up: I; down: of out, those to the next even number are written too */
+    uint16_t *out;     /* down: bf16 [rows, columns], ldout even */
+    int64_t ldout;
+};
+
+#endif
