@@ -9,6 +9,7 @@
 
 #include "cuda/forward.h"
 #include "cuda/isa.h"
+#include "cuda/gemm.h"
 #include "cuda/tiling.h"
 
 /* ---- Levels ---- */
@@ -43,9 +44,9 @@ static void levels_by_gpu(void **unused)
 static void tiles_hold_all_rows(void **unused)
 {
     (void)unused;
-    assert_int_equal(tile_rows(0).n, 0);
+    assert_int_equal(tile_rows(0, MAX_TOKENS).n, 0);
     for (int32_t n_rows = 1; n_rows < 20 * MAX_TOKENS; n_rows++) {
-        const struct tiling cut = tile_rows(n_rows);
+        const struct tiling cut = tile_rows(n_rows, MAX_TOKENS);
         assert_in_range(cut.rows, 1, MAX_TOKENS);
         assert_int_equal(cut.rows % 8, 0);
         assert_true((int64_t)cut.n * cut.rows >= n_rows && (int64_t)(cut.n - 1) * cut.rows < n_rows);

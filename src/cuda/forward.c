@@ -46,6 +46,26 @@ static void *slots_at(void *array, int64_t first)
     return array ? (char *)array + first * 4 : NULL;
 }
 
+/* ---- Which kernels ----------------------------------------------------------------------------------------------- */
+
+/* Where experts have few rows, decoding their weights is all the work, and the streaming GEMM is best at that; with
+ * more, its tiles of 8 rows would decode them too often, and waiting for x costs more where it has a single buffer. */
+static int is_streamed(const struct cuda_forward *f)
+{
+    const int32_t gate_up = stream_buffers(f->prepared->gate_up.n_steps);
+    const int32_t down = stream_buffers(f->prepared->down.n_steps), buffers = gate_up < down ? gate_up : down;
+    const int64_t rows = f->plan.chunk_tokens * f->A;
+    return !f->prepared->is_fp8 && f->prepared->level->gemm_stream && buffers &&
+           rows <= (int64_t)f->layer->L * (buffers == 2 ? 5 : 2);
+}
+
+static void choose_kernels(struct cuda_forward *f)
+{
+    f->is_streamed = is_streamed(f);
+    f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
+                           is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
+}
+
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
 static struct route_outputs route_outputs_of(const struct cuda_forward *f)
@@ -81,6 +101,29 @@ static int make_logits(const struct cuda_forward *f)
     return router_logits(&call, f->stream);
 }
 
+static struct group_call group_call_of(const struct cuda_forward *f)
+{
+    return (struct group_call){.T = f->T,
+                               .top_k = f->A,
+                               .L = f->layer->L,
+                               .tile_rows = f->is_streamed ? STREAM_ROWS : MAX_TOKENS,
+                               .locals = f->locals + f->first_slot,
+                               .is_exact = f->prepared->is_exact,
+                               .ticket = f->numbers + TICKET,
+                               .first = f->first,
+                               .counts = f->counts,
+                               .row_token = f->row_token,
+                               .row_map = f->row_map + f->first_slot,
+                               .tiles = f->tiles,
+                               .exact_tiles = f->prepared->n_exact ? f->exact_tiles : NULL,
+                               .n_tiles = f->numbers + N_TILES,
+                               .n_rows = f->numbers + N_ROWS,
+                               .n_rows_copy = f->is_chunked ? NULL : f->result->n_rows,
+                               .output_rows = f->output_rows,
+                               .row_output = f->row_output,
+                               .row_map_copy = f->is_chunked ? slots_at(f->result->row_map, f->first_slot) : NULL};
+}
+
 static int route_by_logits(const struct cuda_forward *f)
 {
     const moe4_logits *given = f->call->logits;
@@ -93,17 +136,18 @@ static int route_by_logits(const struct cuda_forward *f)
         .token_ids = f->batch->token_ids ? f->batch->token_ids + f->first_token : NULL,
         .logits_copy = f->result->logits ? f->result->logits + f->first_token * f->layer->E : NULL,
         .router = f->prepared->router,
-        .out = route_outputs_of(f)};
-    return error ? error : route_logits(&call, f->stream);
+        .out = route_outputs_of(f),
+        .group = group_call_of(f)};
+    return error ? error : (f->is_routed_at_once ? route_logits_at_once : route_logits)(&call, f->stream);
 }
 
 static int route_stage(const struct cuda_forward *f)
 {
     if (!f->call->topk) return route_by_logits(f);
-    struct route_given_call call = {f->T, *f->call->topk, route_outputs_of(f)};
+    struct route_given_call call = {f->T, *f->call->topk, route_outputs_of(f), group_call_of(f)};
     call.topk.ids += f->first_token * call.topk.ld_ids;
     call.topk.weights = row_at(call.topk.weights, f->first_token, call.topk.ld_weights, call.topk.weights_dtype);
-    return route_given(&call, f->stream);
+    return (f->is_routed_at_once ? route_given_at_once : route_given)(&call, f->stream);
 }
 
 /* Once a call, when all tokens are routed. */
@@ -121,24 +165,8 @@ static int number_stage(const struct cuda_forward *f)
 
 static int group_stage(const struct cuda_forward *f)
 {
-    const struct group_call call = {.T = f->T,
-                                    .top_k = f->A,
-                                    .L = f->layer->L,
-                                    .locals = f->locals + f->first_slot,
-                                    .is_exact = f->prepared->is_exact,
-                                    .ticket = f->numbers + TICKET,
-                                    .first = f->first,
-                                    .counts = f->counts,
-                                    .row_token = f->row_token,
-                                    .row_map = f->row_map + f->first_slot,
-                                    .tiles = f->tiles,
-                                    .exact_tiles = f->exact_tiles,
-                                    .n_tiles = f->numbers + N_TILES,
-                                    .n_rows = f->numbers + N_ROWS,
-                                    .n_rows_copy = f->is_chunked ? NULL : f->result->n_rows,
-                                    .output_rows = f->output_rows,
-                                    .row_output = f->row_output,
-                                    .row_map_copy = f->is_chunked ? slots_at(f->result->row_map, f->first_slot) : NULL};
+    if (f->is_routed_at_once) return 0;
+    const struct group_call call = group_call_of(f);
     return group_rows(&call, f->stream);
 }
 
@@ -224,12 +252,17 @@ static struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct 
                               .n_token_tiles = f->numbers + N_TILES};
 }
 
-/* The experts' GEMM by whichever kernel holds their weights. */
-static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, moe4_activation activation)
+/* The experts' GEMM by whichever kernel holds their weights; `next` follows it on the same rows. */
+static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const struct cuda_matrix *next,
+                    moe4_activation activation)
 {
     int64_t items = f->plan.max_tiles * call->n_tiles;
     int32_t n_blocks = items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
-    int error = f->prepared->level->gemm(call, activation, n_blocks, f->stream);
+    const struct cuda_level *level = f->prepared->level;
+    struct stream_call stream = {.gemm = *call};
+    if (next) stream.next_weights = next->packed, stream.next_tiles = next->n_tiles, stream.next_steps = next->n_steps;
+    int error = f->is_streamed ? level->gemm_stream(&stream, activation, n_blocks, f->stream)
+                               : level->gemm(call, activation, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     call->token_tiles = f->exact_tiles;
     call->n_token_tiles = f->numbers + N_EXACT_TILES;
@@ -246,7 +279,7 @@ static int gate_up_stage(const struct cuda_forward *f)
     call.out = f->intermediate;
     call.ldout = f->layer->I;
     call.columns = (int32_t)f->layer->I;
-    return run_gemm(f, &call, f->layer->activation);
+    return run_gemm(f, &call, &f->prepared->down, f->layer->activation);
 }
 
 static int down_stage(const struct cuda_forward *f)
@@ -259,7 +292,7 @@ static int down_stage(const struct cuda_forward *f)
     call.out = f->z;
     call.ldout = f->plan.ldz;
     call.columns = (int32_t)f->layer->output_size;
-    return run_gemm(f, &call, MOE4_ACTIVATION_IDENTITY);
+    return run_gemm(f, &call, NULL, MOE4_ACTIVATION_IDENTITY);
 }
 
 static int output_stage(const struct cuda_forward *f)
@@ -369,6 +402,7 @@ moe4_status cuda_forward(struct moe4_context *context, const struct moe4_layer *
     if (status) return status;
     f.is_chunked = f.plan.chunk_tokens < call->batch->n_tokens;
     place(&f);
+    choose_kernels(&f);
     int32_t previous = device_enter(context->cuda->index);
     status = run(&f);
     device_leave(previous);

@@ -16,6 +16,7 @@ struct cuda_forward {
     int32_t A;
     int weights_on_input;
     int is_chunked;
+    int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream */
     cuda_stream stream;
 
     struct token_count T; /* the chunk's */

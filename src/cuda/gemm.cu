@@ -22,7 +22,7 @@ int gemm_configure(void)
         cudaError_t error = cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, GEMM_SHARED_BYTES);
         if (error) return error;
     }
-    return cudaSuccess;
+    return gemm_stream_configure();
 }
 
 int gemm(const gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)

@@ -15,8 +15,8 @@
 #ifndef MOE4_CUDA_GEMM_CUH
 #define MOE4_CUDA_GEMM_CUH
 
-#include "cuda/activation.cuh"
 #include "cuda/decode.cuh"
+#include "cuda/epilogue.cuh"
 #include "cuda/gemm.h"
 #include "cuda/layout.h"
 #include "cuda/ptx.cuh"
@@ -170,12 +170,13 @@ static __device__ __forceinline__ void fill_weights(const gemm_call &call, const
     }
 }
 
-/* All stages of an item. */
-template <class W>
+/* All stages of an item of up to 16 * passes rows. */
+template <class W, int passes>
 static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
                                                  const gemm_item &item, head_start &ahead)
 {
-    constexpr int passes = W::rows / GATHER_ROWS, tile_bytes = W::steps * CUDA_STEP_BYTES;
+    constexpr int tile_bytes = W::steps * CUDA_STEP_BYTES;
+    static_assert(passes <= W::rows / GATHER_ROWS);
     fill_source from = source_of(call, item);
     if (ahead.wanted) { /* the block's first item: every stage is empty */
         for (int step = 0; step < call.n_steps && ahead.n_stages < STAGES; step += W::steps, ahead.n_stages++)
@@ -198,17 +199,27 @@ static __device__ __forceinline__ void fill_item(const gemm_call &call, const ge
     }
 }
 
+/* With no more passes than it takes: one that copies nothing takes its time all the same. */
+template <int passes, int... more>
+static __device__ __forceinline__ void fill_least(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+                                                  const gemm_item &item, head_start &ahead)
+{
+    if constexpr (sizeof...(more) > 0) {
+        if (item.tokens.n_rows > passes * GATHER_ROWS) {
+            fill_least<more...>(call, ring, at, item, ahead);
+            return;
+        }
+    }
+    fill_item<width<passes * GATHER_ROWS>, passes>(call, ring, at, item, ahead);
+}
+
 static __device__ void produce(const gemm_call &call, const gemm_ring &ring)
 {
     ring_position at;
     head_start ahead = {call.tiles_are_old != 0, 0};
     const int n_items = *call.n_token_tiles * item_groups(call);
     for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
-        gemm_item item = item_at(call, index);
-        if (item.tokens.n_rows <= NARROW)
-            fill_item<width<NARROW>>(call, ring, at, item, ahead);
-        else
-            fill_item<width<MAX_TOKENS>>(call, ring, at, item, ahead);
+        fill_least<1, 2, 3, NARROW / GATHER_ROWS, 7, GATHER_PASSES>(call, ring, at, item_at(call, index), ahead);
     }
     if (ahead.wanted) wait_for_predecessors(); /* without an item, too: whoever waits for this kernel waits for them */
     copy_wait_all();                           /* shared memory must outlive the copies */
@@ -289,84 +300,22 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const gem
     }
 }
 
-static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-/* What an epilogue needs of a thread's two rows, g and g+8 of its warp's 16. */
-struct row_pair {
-    float bias[2], unit;
-    activation_params params;
-};
-
-static __device__ __forceinline__ row_pair rows_of_thread(const gemm_call &call, int l, int tile)
-{
-    const float *bias = call.bias + ((int64_t)l * call.n_tiles + tile) * CUDA_TILE_ROWS +
-                        threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
-    return {{bias[0], bias[8]}, call.unit[l], call.params[l]};
-}
-
-/* Gated gate/up: a thread's rows are a gate and its up, so it has one column of v' [row, I].  Two-byte stores, eight
- * lanes a row, reach memory as well as wider ones would after an exchange between lanes, and any such exchange
- * (movmatrix, shfl) makes the compiler give up uniform registers in the loop over k: a tenth of the whole GEMM at small
- * T. */
-template <int N, moe4_activation activation>
-static __device__ __forceinline__ void store_gated(const gemm_call &call, const token_tile &tokens, int tile,
-                                                   const float (&d)[N / 2])
-{
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const row_pair rows = rows_of_thread(call, tokens.l, tile);
-    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + tile * CUDA_GATED_COLUMNS +
-                    warp * 8 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
-            float v = activate<activation>(d[4 * j + c] * rows.unit + rows.bias[0],
-                                           d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
-            out[c * call.ldout] = (uint16_t)bf16_pair(v, 0.0f);
-        }
-    }
-}
-
-/* A thread's rows are neighbours.  Stores out [row, columns]. */
-template <int N, moe4_activation activation>
-static __device__ __forceinline__ void store_plain(const gemm_call &call, const token_tile &tokens, int tile,
-                                                   const float (&d)[N / 2])
-{
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const row_pair rows = rows_of_thread(call, tokens.l, tile);
-    const int column = tile * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
-    if (column >= call.columns) return;
-    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + column;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
-            float low = activate<activation>(0.0f, d[4 * j + c] * rows.unit + rows.bias[0], rows.params);
-            float high = activate<activation>(0.0f, d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
-            *(uint32_t *)(out + c * call.ldout) = bf16_pair(low, high);
-        }
-    }
-}
-
 template <int N, moe4_activation activation>
 static __device__ __forceinline__ void consume_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
                                                     const gemm_item &item)
 {
+    const int tile = item.first_tile + consumer();
+    const strip own = {min(tile, call.n_tiles - 1), (int)threadIdx.x / 32 % 4};
     float d[N / 2];
-    multiply<N>(call, ring, at, d);
-    int tile = item.first_tile + consumer();
-    if (tile >= call.n_tiles) return;
-    if constexpr (activation == MOE4_ACTIVATION_IDENTITY || activation == MOE4_ACTIVATION_RELU2)
-        store_plain<N, activation>(call, item.tokens, tile, d);
-    else
-        store_gated<N, activation>(call, item.tokens, tile, d);
+    if constexpr (width<N>::narrow) { /* registers to spare: what the epilogue needs is there in time */
+        const row_pair rows = rows_of_thread(call, item.tokens.l, own);
+        multiply<N>(call, ring, at, d);
+        if (tile < call.n_tiles) store_sums<N, activation>(call, item.tokens, own, rows, d);
+    } else {
+        multiply<N>(call, ring, at, d);
+        if (tile < call.n_tiles)
+            store_sums<N, activation>(call, item.tokens, own, rows_of_thread(call, item.tokens.l, own), d);
+    }
 }
 
 /* The narrowest width that holds the item's tokens. */

@@ -5,6 +5,13 @@
 #include <stdint.h>
 
 #include "cpu/activation.h"
+#include "cuda/layout.h"
+
+#ifdef __CUDACC__
+#define MOE4_CUDA_BOTH static __host__ __device__ inline
+#else
+#define MOE4_CUDA_BOTH static inline
+#endif
 
 enum { MAX_TOKENS = 160 }; /* rows of a token tile */
 
@@ -33,5 +40,41 @@ struct gemm_call {
     int64_t ldout;
     int32_t columns; /* those beyond, to the next even number, are written too */
 };
+
+/* ---- Streaming: the GEMM for token tiles of up to STREAM_ROWS rows (stream.cuh) ---------------------------------- */
+
+/* Each of a block's four teams has a ring of stages of four steps; x follows the rings. */
+enum {
+    STREAM_ROWS = 8,
+    STREAM_TEAMS = 4,
+    STREAM_STEPS = 4,
+    STREAM_STAGE_BYTES = STREAM_STEPS * CUDA_STEP_BYTES,
+    STREAM_RING_BYTES = STREAM_TEAMS * STREAM_STAGE_BYTES, /* of one stage of every team */
+    STREAM_LEAST_STAGES = 3,
+    STREAM_STAGES = 6,
+    STREAM_SHARED_BYTES = 225 * 1024, /* rings and x */
+    STREAM_SLACK = 128                /* behind x: a step past the last row's end is read, not used */
+};
+
+struct stream_call {
+    struct gemm_call gemm;
+    const uint8_t *next_weights; /* of the GEMM after this one, on the same token tiles; NULL = none */
+    int32_t next_tiles, next_steps;
+    int32_t n_buffers, n_stages; /* set by gemm_stream */
+};
+
+/* Bytes between rows of x: all steps and 16, so that eight neighbours lie in different banks. */
+MOE4_CUDA_BOTH int32_t stream_pitch(int32_t n_steps)
+{
+    return n_steps * 128 + 16;
+}
+
+/* Buffers of x that fit beside the shortest rings, at most 2; 0 = K is too long. */
+MOE4_CUDA_BOTH int32_t stream_buffers(int32_t n_steps)
+{
+    int32_t room =
+        (STREAM_SHARED_BYTES - STREAM_LEAST_STAGES * STREAM_RING_BYTES) / (STREAM_ROWS * stream_pitch(n_steps));
+    return room < 2 ? room : 2;
+}
 
 #endif

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/gemm.cuh"
+#include "cuda/stream.cuh"
 
 namespace
 {
@@ -27,6 +28,8 @@ void check(cudaError_t error, const char *what)
 /* Most rows of a token tile; the kernel takes any, the tiling is what differs. */
 void (*const gate_up_kernel)(const gemm_call) = gemm_kernel<MOE4_ACTIVATION_SWIGLU_OAI>;
 void (*const down_kernel)(const gemm_call) = gemm_kernel<MOE4_ACTIVATION_IDENTITY>;
+void (*const gate_up_stream)(const stream_call) = stream_kernel<MOE4_ACTIVATION_SWIGLU_OAI>;
+void (*const down_stream)(const stream_call) = stream_kernel<MOE4_ACTIVATION_IDENTITY>;
 const int tilings[] = {8, 16, 32, 64, 96, 128, 160};
 
 __host__ __device__ uint32_t hash(uint64_t x)
@@ -121,7 +124,16 @@ struct setup {
     std::vector<float> bias1, bias2;
     uint16_t *v, *z;
     int n_sm;
+    bool streams; /* tiles of 8 rows take the streaming kernel */
 };
+
+void launch_stream(const setup &s, const gemm_call &gemm, bool is_down, cudaStream_t stream)
+{
+    stream_call call = {gemm, nullptr, 0, 0, 2, STREAM_LEAST_STAGES};
+    if (!is_down)
+        call.next_weights = s.down.weights, call.next_tiles = s.down.n_tiles, call.next_steps = s.down.n_steps;
+    (is_down ? down_stream : gate_up_stream)<<<s.n_sm, STREAM_THREADS, STREAM_SHARED_BYTES, stream>>>(call);
+}
 
 void launch(const setup &s, const device_grouping &g, bool is_down, cudaStream_t stream)
 {
@@ -129,6 +141,10 @@ void launch(const setup &s, const device_grouping &g, bool is_down, cudaStream_t
     call.token_tiles = g.tiles;
     call.n_token_tiles = g.n_tiles;
     call.row_source = is_down ? nullptr : g.source;
+    if (s.streams) {
+        launch_stream(s, call, is_down, stream);
+        return;
+    }
     (is_down ? down_kernel : gate_up_kernel)<<<s.n_sm, GEMM_THREADS, GEMM_SHARED_BYTES, stream>>>(call);
 }
 
@@ -180,6 +196,8 @@ setup prepare(bool fill)
               H};
     for (auto *kernel : {gate_up_kernel, down_kernel})
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GEMM_SHARED_BYTES), "shared");
+    for (auto *kernel : {gate_up_stream, down_stream})
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_SHARED_BYTES), "shared");
     check(cudaDeviceSynchronize(), "setup");
     return s;
 }
@@ -302,11 +320,14 @@ bool check_stages(const setup &s, const rows &out)
 
 bool check_bits(const setup &s, const rows &reference)
 {
+    setup by = s;
     bool all = true;
-    for (int N : tilings)
+    for (int i = -1; i < (int)(sizeof tilings / sizeof *tilings); i++)
         for (int T : {1, 8, 33, 128, 8192}) {
+            const int N = tilings[std::max(i, 0)];
+            by.streams = i < 0;
             if (T / 32 > N * 4) continue;
-            rows out = run_layer(s, N, T);
+            rows out = run_layer(by, N, T);
             bool v = std::memcmp(out.v.data(), reference.v.data(), (size_t)T * A * I * 2) != 0;
             bool z = std::memcmp(out.z.data(), reference.z.data(), (size_t)T * A * H * 2) != 0;
             if (v || z) std::printf("FAIL bits differ: tiles of %d, T %d: v %d z %d\n", N, T, v, z), all = false;
@@ -418,11 +439,13 @@ int main(int argc, char **argv)
     setup s = prepare(!small);
     if (small) { /* for the sanitizer */
         for (int T : {2, 150}) run_layer(s, 160, T), run_layer(s, 16, T);
+        s.streams = true;
+        for (int T : {2, 150}) run_layer(s, 8, T);
         std::printf("small: ran\n");
         return 0;
     }
     if (argc > 1 && !std::strcmp(argv[1], "profile")) {
-        for (int T : {32, 8192}) run_layer(s, MAX_TOKENS, T);
+        for (int i = 2; i < argc; i++) run_layer(s, MAX_TOKENS, std::atoi(argv[i]));
         return 0;
     }
     rows reference = run_layer(s, MAX_TOKENS, MAX_T);
@@ -433,5 +456,8 @@ int main(int argc, char **argv)
     for (int T : {1, 8, 32, 128, 512, 2048, 8192})
         for (int N : tilings)
             if (N >= T * A / L / 3 && (N <= 32 || N <= 8 * T * A / L || N == MAX_TOKENS)) time_tiling(s, N, T);
+    s.streams = true;
+    std::printf("streaming:\n");
+    for (int T : {1, 8, 32, 128}) time_tiling(s, STREAM_ROWS, T);
     return !good;
 }

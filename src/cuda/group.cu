@@ -1,7 +1,6 @@
 /* Grouping without atomics on data: a block an expert counts its own slots and those of the experts before it, which
  * gives its first row, then places its slots in order; the last block to finish cuts all experts' rows into tiles. */
-#include "cuda/launch.cuh"
-#include "cuda/tiling.h"
+#include "cuda/group.cuh"
 
 namespace
 {
@@ -78,47 +77,14 @@ __device__ void place_slots(const group_call &call, const slot_range &slots, int
     }
 }
 
-/* Sum over threads before this one; *total over all. */
-__device__ int32_t scan_block(int32_t value, int32_t *total)
-{
-    __shared__ int32_t sums[WARPS];
-    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int32_t inclusive = value;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        int32_t other = __shfl_up_sync(~0u, inclusive, offset);
-        if (lane >= offset) inclusive += other;
+/* Counts that other blocks wrote. */
+struct global_counts {
+    const int32_t *counts;
+    __device__ int32_t operator[](int32_t l) const
+    {
+        return __ldcg(&counts[l]);
     }
-    __syncthreads();
-    if (lane == 31) sums[warp] = inclusive;
-    __syncthreads();
-    int32_t before = 0;
-    *total = 0;
-    for (int w = 0; w < WARPS; w++) {
-        if (w < warp) before += sums[w];
-        *total += sums[w];
-    }
-    return before + inclusive - value;
-}
-
-__device__ void cut_tiles(const group_call &call, int32_t exact, token_tile *tiles)
-{
-    int32_t n_tiles = 0, n_rows = 0;
-    for (int32_t first = 0; first < call.L; first += THREADS) {
-        const int32_t l = first + threadIdx.x;
-        const int32_t count = l < call.L ? __ldcg(&call.counts[l]) : 0;
-        const tiling cut = tile_rows(l < call.L && call.is_exact[l] == exact ? count : 0);
-        int32_t added, added_rows, at = n_tiles + scan_block(cut.n, &added);
-        scan_block(count, &added_rows);
-        for (int32_t i = 0; i < cut.n; i++)
-            tiles[at + i] = {l, __ldcg(&call.first[l]) + i * cut.rows, min(cut.rows, count - i * cut.rows)};
-        n_tiles += added;
-        n_rows += added_rows;
-    }
-    if (threadIdx.x) return;
-    call.n_tiles[exact] = n_tiles;
-    *call.n_rows = n_rows;
-    if (call.n_rows_copy) *call.n_rows_copy = n_rows;
-}
+};
 
 __global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ group_call call)
 {
@@ -139,7 +105,6 @@ __global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ 
     place_slots(call, slots, n_slots, l, first + row, output_row - first);
     if (threadIdx.x == 0) {
         if (call.output_rows) call.output_rows[l] = output_row + count;
-        call.first[l] = first;
         call.counts[l] = count;
         __threadfence();
         is_last = atomicAdd(call.ticket, 1) == (int32_t)gridDim.x - 1;
@@ -147,8 +112,8 @@ __global__ void __launch_bounds__(THREADS) group_kernel(const __grid_constant__ 
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    cut_tiles(call, 0, call.tiles);
-    cut_tiles(call, 1, call.exact_tiles);
+    cut_tiles<WARPS>(call, global_counts{call.counts}, call.first, 0, call.tiles);
+    if (call.exact_tiles) cut_tiles<WARPS>(call, global_counts{call.counts}, call.first, 1, call.exact_tiles);
     if (threadIdx.x == 0) *call.ticket = 0;
 }
 

@@ -3,8 +3,8 @@
 #include <stddef.h>
 
 static const struct cuda_level levels[] = {
-    {MOE4_ISA_SM_90A, "sm_90a", "gemm_sm90", "wgmma_k16", gemm},
-    {MOE4_ISA_SM_80, "sm_80", "gemm_mma", "mma_k16", gemm_mma},
+    {MOE4_ISA_SM_90A, "sm_90a", "gemm_sm90", "wgmma_k16", gemm, gemm_stream},
+    {MOE4_ISA_SM_80, "sm_80", "gemm_mma", "mma_k16", gemm_mma, NULL},
 };
 
 static int is_offered(moe4_isa isa, const struct cuda_features *features)

@@ -10,6 +10,8 @@ struct cuda_level {
     const char *kernel; /* the GEMM's */
     const char *order;  /* of its sums */
     int (*gemm)(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+    int (*gemm_stream)(const struct stream_call *call, moe4_activation activation, int32_t n_blocks,
+                       cuda_stream stream); /* same sums, for few rows an expert; NULL = there is none */
 };
 
 /* What decides: the compute capability, and whether the machine code of sm_90a can be loaded, which needs a GPU of

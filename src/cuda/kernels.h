@@ -56,6 +56,39 @@ struct pack_call {
 int pack_range(const struct pack_call *call, struct scale_range *range, cuda_stream stream);
 int pack_matrix(const struct pack_call *call, cuda_stream stream);
 
+/* ---- Grouping (group.cu) ---------------------------------------------------------------------------------------- */
+
+/* Where the routed rows of a call begin in the optional outputs, which hold all of them, when it runs in chunks. */
+struct number_call {
+    struct token_count T; /* of the whole call */
+    int32_t top_k, L;
+    const int32_t *locals; /* [T, A] */
+    int64_t *output_rows;  /* [L] */
+    int64_t *n_rows;       /* NULL = not wanted */
+};
+int number_rows(const struct number_call *call, cuda_stream stream);
+
+/* Sorts routed rows by local expert, slots ascending within one, and cuts them into token tiles. */
+struct group_call {
+    struct token_count T;
+    int32_t top_k, L;
+    int32_t tile_rows;                      /* most of a token tile, a multiple of 8 */
+    const int32_t *locals;                  /* [T, A] */
+    const uint8_t *is_exact;                /* [L] */
+    int32_t *ticket;                        /* 0 before and after */
+    int32_t *first, *counts;                /* [L] */
+    int32_t *row_token;                     /* [R] token of a routed row */
+    int32_t *row_map;                       /* [T, A] routed row of a slot; those that are not local stay as they are */
+    struct token_tile *tiles, *exact_tiles; /* by the experts' kernel; the latter NULL where no expert is exact */
+    int32_t *n_tiles;                       /* [2] */
+    int32_t *n_rows;
+    int64_t *n_rows_copy;  /* NULL = not wanted */
+    int64_t *output_rows;  /* [L] of the rows that follow; moves past this chunk's.  NULL = rows lie as they are */
+    int64_t *row_output;   /* [R] row of the optional outputs for each routed row */
+    int32_t *row_map_copy; /* [T, A] the same by slot; NULL = not wanted */
+};
+int group_rows(const struct group_call *call, cuda_stream stream);
+
 /* ---- Routing (route.cu) ----------------------------------------------------------------------------------------- */
 
 /* A layer's routing, as struct router but on the device. */
@@ -94,6 +127,7 @@ struct route_logits_call {
     float *logits_copy;       /* [T, E] or NULL */
     struct device_router router;
     struct route_outputs out;
+    struct group_call group; /* for route_logits_at_once */
 };
 int route_logits(const struct route_logits_call *call, cuda_stream stream);
 
@@ -101,8 +135,15 @@ struct route_given_call {
     struct token_count T;
     moe4_topk topk;
     struct route_outputs out;
+    struct group_call group; /* for route_given_at_once */
 };
 int route_given(const struct route_given_call *call, cuda_stream stream);
+
+/* Whether the tokens are so few that one cluster of blocks routes and groups them: on Hopper these two then do what the
+ * two above and group_rows do. */
+int is_routed_at_once(int32_t n_tokens, int32_t top_k, const struct device_router *router, int32_t L);
+int route_logits_at_once(const struct route_logits_call *call, cuda_stream stream);
+int route_given_at_once(const struct route_given_call *call, cuda_stream stream);
 
 /* The router's own GEMM. */
 struct router_call {
@@ -116,38 +157,6 @@ struct router_call {
 };
 int router_logits(const struct router_call *call, cuda_stream stream);
 
-/* ---- Grouping (group.cu) ---------------------------------------------------------------------------------------- */
-
-/* Where the routed rows of a call begin in the optional outputs, which hold all of them, when it runs in chunks. */
-struct number_call {
-    struct token_count T; /* of the whole call */
-    int32_t top_k, L;
-    const int32_t *locals; /* [T, A] */
-    int64_t *output_rows;  /* [L] */
-    int64_t *n_rows;       /* NULL = not wanted */
-};
-int number_rows(const struct number_call *call, cuda_stream stream);
-
-/* Sorts routed rows by local expert, slots ascending within one, and cuts them into token tiles. */
-struct group_call {
-    struct token_count T;
-    int32_t top_k, L;
-    const int32_t *locals;                  /* [T, A] */
-    const uint8_t *is_exact;                /* [L] */
-    int32_t *ticket;                        /* 0 before and after */
-    int32_t *first, *counts;                /* [L] */
-    int32_t *row_token;                     /* [R] token of a routed row */
-    int32_t *row_map;                       /* [T, A] routed row of a slot; those that are not local stay as they are */
-    struct token_tile *tiles, *exact_tiles; /* by the experts' kernel */
-    int32_t *n_tiles;                       /* [2] */
-    int32_t *n_rows;
-    int64_t *n_rows_copy;  /* NULL = not wanted */
-    int64_t *output_rows;  /* [L] of the rows that follow; moves past this chunk's.  NULL = rows lie as they are */
-    int64_t *row_output;   /* [R] row of the optional outputs for each routed row */
-    int32_t *row_map_copy; /* [T, A] the same by slot; NULL = not wanted */
-};
-int group_rows(const struct group_call *call, cuda_stream stream);
-
 /* ---- GEMMs (gemm.cu, gemm_mma.cu, exact.cu) --------------------------------------------------------------------- */
 
 /* Once a device: what shared memory the kernels of gemm may use.  Fails where sm_90a's machine code does not run. */
@@ -155,6 +164,10 @@ int gemm_configure(void);
 
 /* IDENTITY for the second GEMM.  Blocks that find no work leave at once. */
 int gemm(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+/* The same on the same GPUs for token tiles of up to STREAM_ROWS rows (stream.cu). */
+int gemm_stream_configure(void);
+int gemm_stream(const struct stream_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 
 /* The same on any GPU from sm_80 on. */
 int gemm_mma(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);

@@ -41,21 +41,31 @@ static inline bool launches_overlap(void)
            major >= 9;
 }
 
+/* A kernel whose blocks form clusters; more than one block a cluster only on Hopper. */
 template <class Call>
-static int launch(void (*kernel)(const Call), const Call *call, dim3 blocks, int threads, size_t shared_bytes,
-                  cuda_stream stream)
+static int launch_clusters(void (*kernel)(const Call), const Call *call, dim3 blocks, unsigned cluster_blocks,
+                           int threads, size_t shared_bytes, cuda_stream stream)
 {
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {cluster_blocks, 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = launches_overlap();
+    config.attrs = attributes;
+    config.numAttrs = !launches_overlap() ? 0 : cluster_blocks > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, *call);
+}
+
+template <class Call>
+static int launch(void (*kernel)(const Call), const Call *call, dim3 blocks, int threads, size_t shared_bytes,
+                  cuda_stream stream)
+{
+    return launch_clusters(kernel, call, blocks, 1, threads, shared_bytes, stream);
 }
 
 /* Element `index` of an array of F32, F16 or BF16. */

@@ -67,6 +67,12 @@ static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, 
                  : "memory");
 }
 
+/* Into the second-level cache; `bytes` a multiple of 16. */
+static __device__ __forceinline__ void prefetch_bulk(const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /* If wanted, 16 bytes, of which the first `valid` are read and the others become 0. */
 static __device__ __forceinline__ void copy16_if(bool wanted, uint32_t to, const void *from, uint32_t valid)
 {
@@ -152,6 +158,18 @@ static __device__ __forceinline__ void wait_for_predecessors(void)
 #endif
 }
 
+/* ---- Clusters --------------------------------------------------------------------------------------------------- */
+
+/* All threads of the cluster's blocks meet; what they wrote is visible. */
+static __device__ __forceinline__ void cluster_sync(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads(); /* a cluster is a block */
+#endif
+}
+
 /* ---- Shared memory ---------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint4 load_shared_16(uint32_t address)
@@ -184,6 +202,34 @@ static __device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t
 static __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared_zeros(uint32_t address)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+/* Four 8x8 matrices of 16-bit elements: lane i gives the address of row i%8 of matrix i/8 and gets, of each matrix,
+ * elements 2(i%4) and 2(i%4)+1 of row i/4. */
+static __device__ __forceinline__ uint4 load_matrices(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+/* ---- mma.sync --------------------------------------------------------------------------------------------------- */
+
+/* m16n8k16: d += a * b, bf16 operands, fp32 sums. */
+static __device__ __forceinline__ void mma(float *d, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #endif

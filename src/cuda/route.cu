@@ -1,6 +1,6 @@
 /* Routing: logits, or the caller's own choice, to ids and weights, in the arithmetic of src/cpu/route.c: selection by
  * int32 keys that order as the floats do, scores in double precision, weights rounded once to bf16.  A warp a token. */
-#include "cuda/launch.cuh"
+#include "cuda/group.cuh"
 
 #include "base/dims.h"
 
@@ -58,17 +58,6 @@ __device__ bool has_biased_keys(moe4_routing_method method)
 
 /* ---- A warp's selection ----------------------------------------------------------------------------------------- */
 
-/* The larger key, of equal ones the lower index. */
-__device__ uint64_t warp_best(int32_t key, int32_t index)
-{
-    uint64_t best = (uint64_t)((uint32_t)key ^ 0x80000000u) << 32 | (uint32_t)~index;
-    for (int offset = 16; offset; offset /= 2) {
-        uint64_t other = __shfl_xor_sync(~0u, best, offset);
-        best = other > best ? other : best;
-    }
-    return best;
-}
-
 /* The index of the best of n keys in shared memory, which is then taken. */
 __device__ int32_t take_best(int32_t *keys, int32_t n)
 {
@@ -76,7 +65,8 @@ __device__ int32_t take_best(int32_t *keys, int32_t n)
     int32_t key = TAKEN, index = INT32_MAX;
     for (int32_t i = lane; i < n; i += 32)
         if (keys[i] > key) key = keys[i], index = i;
-    index = (int32_t) ~(uint32_t)warp_best(key, index);
+    const int32_t best = __reduce_max_sync(~0u, key);
+    index = __reduce_min_sync(~0u, key == best ? index : INT32_MAX); /* of equal keys the first */
     if (index % 32 == lane) keys[index] = TAKEN;
     __syncwarp();
     return index;
@@ -240,18 +230,11 @@ __device__ bool look_up_experts(const route_logits_call &call, int64_t t, const 
     return known;
 }
 
-__global__ void route_kernel(const __grid_constant__ route_logits_call call)
+/* By one warp. */
+__device__ void route_token(const route_logits_call &call, int64_t t)
 {
-    begin_kernel();
     const device_router &router = call.router;
     const int32_t lane = threadIdx.x % 32, A = router.top_k;
-    const int64_t t = blockIdx.x * (int64_t)(blockDim.x / 32) + threadIdx.x / 32;
-    if (t == 0 && lane == 0) {
-        *call.out.ticket = 0;
-        check_token_count(call.T, call.out.faults);
-    }
-    if (t >= token_count_of(call.T)) return;
-
     const int64_t bytes = call.dtype == MOE4_DTYPE_F32 ? 4 : 2;
     const token_logits logits = {(const char *)call.logits + t * call.ld * bytes, call.dtype};
     const warp_memory m = memory_of_warp(router);
@@ -274,16 +257,11 @@ __global__ void route_kernel(const __grid_constant__ route_logits_call call)
         call.logits_copy[t * router.n_experts + e] = logits[e];
 }
 
-__global__ void given_kernel(const __grid_constant__ route_given_call call)
+/* By one thread. */
+__device__ void route_slot(const route_given_call &call, int64_t slot)
 {
-    begin_kernel();
     const int32_t A = call.topk.top_k;
-    const int64_t slot = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, t = slot / A, a = slot % A;
-    if (slot == 0) {
-        *call.out.ticket = 0;
-        check_token_count(call.T, call.out.faults);
-    }
-    if (t >= token_count_of(call.T)) return;
+    const int64_t t = slot / A, a = slot % A;
     int32_t id = call.topk.ids[t * call.topk.ld_ids + a];
     float weight;
     if (call.topk.format == MOE4_TOPK_PACKED) {
@@ -294,6 +272,54 @@ __global__ void given_kernel(const __grid_constant__ route_given_call call)
     }
     store_slot(call.out, slot, id, weight);
     if (call.out.weights_copy && call.topk.weight_use == MOE4_WEIGHT_ON_INPUT) call.out.weights_copy[slot] = 1.0f;
+}
+
+__global__ void route_kernel(const __grid_constant__ route_logits_call call)
+{
+    begin_kernel();
+    const int64_t t = blockIdx.x * (int64_t)(blockDim.x / 32) + threadIdx.x / 32;
+    if (t == 0 && threadIdx.x % 32 == 0) {
+        *call.out.ticket = 0;
+        check_token_count(call.T, call.out.faults);
+    }
+    if (t < token_count_of(call.T)) route_token(call, t);
+}
+
+__global__ void given_kernel(const __grid_constant__ route_given_call call)
+{
+    begin_kernel();
+    const int64_t slot = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    if (slot == 0) {
+        *call.out.ticket = 0;
+        check_token_count(call.T, call.out.faults);
+    }
+    if (slot < (int64_t)token_count_of(call.T) * call.topk.top_k) route_slot(call, slot);
+}
+
+/* All blocks are one cluster, which routes together; then its first block groups, a thread a slot. */
+constexpr int ONCE_WARPS = 16, ONCE_THREADS = ONCE_WARPS * 32; /* as many slots */
+constexpr int ONCE_SHARED = 200 * 1024;                        /* bytes at most */
+
+__global__ void __launch_bounds__(ONCE_THREADS) route_once_kernel(const __grid_constant__ route_logits_call call)
+{
+    extern __shared__ double shared[];
+    for (int32_t e = threadIdx.x * 32; e < call.out.n_experts; e += ONCE_THREADS * 32) prefetch(&call.out.local_of[e]);
+    begin_kernel();
+    if (blockIdx.x + threadIdx.x == 0) check_token_count(call.T, call.out.faults);
+    const int32_t T = token_count_of(call.T), step = gridDim.x * ONCE_WARPS;
+    for (int32_t t = blockIdx.x + threadIdx.x / 32 * gridDim.x; t < T; t += step) route_token(call, t);
+    cluster_sync();
+    if (blockIdx.x == 0) group_block<ONCE_WARPS>(call.group, shared);
+}
+
+__global__ void __launch_bounds__(ONCE_THREADS) given_once_kernel(const __grid_constant__ route_given_call call)
+{
+    extern __shared__ double shared[];
+    begin_kernel();
+    if (threadIdx.x == 0) check_token_count(call.T, call.out.faults);
+    if ((int32_t)threadIdx.x < token_count_of(call.T) * call.topk.top_k) route_slot(call, threadIdx.x);
+    __syncthreads();
+    group_block<ONCE_WARPS>(call.group, shared);
 }
 
 /* A warp a logit: 32 partial sums over k = lane, lane + 32, ..., then a fixed tree. */
@@ -331,6 +357,44 @@ int route_given(const route_given_call *call, cuda_stream stream)
 {
     const int64_t slots = (int64_t)call->T.n_tokens * call->topk.top_k;
     return launch(given_kernel, call, (unsigned)((slots + 255) / 256), 256, 0, stream);
+}
+
+/* Blocks of the cluster: a warp a token, where eight blocks are enough for that. */
+static unsigned once_blocks(int32_t n_tokens)
+{
+    unsigned blocks = 1;
+    while (blocks < 8 && (int32_t)blocks * ONCE_WARPS < n_tokens) blocks *= 2;
+    return blocks;
+}
+
+static int64_t once_bytes(const device_router &router, int32_t L)
+{
+    const int64_t routing = warp_bytes(router) * ONCE_WARPS, grouping = group_block_bytes(ONCE_WARPS, L);
+    return routing > grouping ? routing : grouping;
+}
+
+int is_routed_at_once(int32_t n_tokens, int32_t top_k, const device_router *router, int32_t L)
+{
+    return (int64_t)n_tokens * top_k <= ONCE_THREADS && once_bytes(*router, L) <= ONCE_SHARED;
+}
+
+int route_logits_at_once(const route_logits_call *call, cuda_stream stream)
+{
+    cudaError_t error =
+        cudaFuncSetAttribute(route_once_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ONCE_SHARED);
+    if (error) return error;
+    const unsigned blocks = once_blocks(call->T.n_tokens);
+    return launch_clusters(route_once_kernel, call, blocks, blocks, ONCE_THREADS,
+                           (size_t)once_bytes(call->router, call->group.L), stream);
+}
+
+int route_given_at_once(const route_given_call *call, cuda_stream stream)
+{
+    cudaError_t error =
+        cudaFuncSetAttribute(given_once_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ONCE_SHARED);
+    if (error) return error;
+    return launch(given_once_kernel, call, 1, ONCE_THREADS, (size_t)group_block_bytes(ONCE_WARPS, call->group.L),
+                  stream);
 }
 
 int router_logits(const router_call *call, cuda_stream stream)

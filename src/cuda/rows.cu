@@ -47,28 +47,34 @@ __device__ void add_slot(float (&sum)[RUN], float weight, const uint4 &z)
 
 constexpr int AT_ONCE = 4; /* slots whose rows are under way together */
 
+/* The map and the weights are older than the kernel before this one, so they need not wait for it. */
 __global__ void combine_kernel(const __grid_constant__ combine_call call)
 {
-    begin_kernel();
+    launch_dependents();
     const int64_t t = blockIdx.x, column = (blockIdx.y * (int64_t)blockDim.x + threadIdx.x) * RUN;
-    if (t >= token_count_of(call.T) || column >= call.columns) return;
+    const bool is_inside = t < token_count_of(call.T) && column < call.columns;
     float sum[RUN] = {};
     for (int32_t first = 0; first < call.top_k; first += AT_ONCE) {
         int32_t row[AT_ONCE];
+        float weight[AT_ONCE];
         uint4 z[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            row[i] = first + i < call.top_k ? call.row_map[t * call.top_k + first + i] : -1;
+        for (int i = 0; i < AT_ONCE; i++) {
+            const bool is_slot = is_inside && first + i < call.top_k;
+            row[i] = is_slot ? call.row_map[t * call.top_k + first + i] : -1;
+            weight[i] = is_slot && call.weights ? call.weights[t * call.top_k + first + i] : 1.0f;
+        }
+        if (first == 0) wait_for_predecessors();
+        if (!is_inside) return;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
             if (row[i] >= 0) z[i] = *(const uint4 *)(call.z + row[i] * call.ldz + column);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const int64_t slot = t * call.top_k + first + i;
             if (row[i] >= 0)
-                add_slot(sum, call.weights ? call.weights[slot] : 1.0f, z[i]);
-            else if (first + i < call.top_k && is_nowhere(call, slot))
-                for (int c = 0; c < RUN; c++) sum[c] = call.weights[slot];
+                add_slot(sum, weight[i], z[i]);
+            else if (first + i < call.top_k && is_nowhere(call, t * call.top_k + first + i))
+                for (int c = 0; c < RUN; c++) sum[c] = weight[i];
         }
     }
     if (call.dtype == MOE4_DTYPE_BF16 && call.write == MOE4_WRITE_OVERWRITE && call.ldy % RUN == 0 &&

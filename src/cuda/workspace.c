@@ -11,7 +11,7 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
     const int is_chunked = chunk_tokens < n_tokens;
     struct arena arena = {0};
     *plan = (struct cuda_workspace_plan){.chunk_tokens = chunk_tokens};
-    plan->max_tiles = (layer->L < rows ? layer->L : rows) + rows / MAX_TOKENS;
+    plan->max_tiles = (layer->L < rows ? layer->L : rows) + rows / STREAM_ROWS; /* the least */
     plan->ldz = round_up(layer->output_size, 8);
     plan->ids = arena_reserve(&arena, slots, sizeof(int32_t));
     plan->weights = arena_reserve(&arena, slots, sizeof(float));
