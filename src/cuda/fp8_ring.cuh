@@ -1,0 +1,123 @@
+/* What producers and consumers of the fp8 GEMMs (fp8.cuh) share: the ring of stages in shared memory, and the items, a
+ * token tile and a group of weight tiles each, that a block goes through. */
+#ifndef MOE4_CUDA_FP8_RING_CUH
+#define MOE4_CUDA_FP8_RING_CUH
+
+#include "cuda/fp8.h"
+#include "cuda/layout.h"
+#include "cuda/ptx.cuh"
+
+namespace fp8
+{
+
+enum : int {
+    WARPGROUP = 128,
+    G = 2, /* consumer warpgroups */
+    THREADS = (G + 1) * WARPGROUP,
+    ROLE_THREADS = 64, /* of a producers' role that takes two warps */
+    PRODUCER_REGISTERS = 40,
+    CONSUMER_REGISTERS = 232
+};
+
+/* Blocks of 128 k a stage, by the width of the token tile: what is narrow is bound by decoding and synchronisation and
+ * has registers to spare. */
+enum : int { NARROW = 48, NARROW_BLOCKS = 2, WIDE_BLOCKS = 1, BLOCK_STEPS = FP8_BLOCK / CUDA_STEP_K };
+enum : int { BLOCK_BYTES_W = BLOCK_STEPS * CUDA_STEP_BYTES }; /* of one tile's weights */
+
+/* A stage: rows of x, 128 bytes a block, then each warpgroup's packed weights, then the rows' scales. */
+template <int rows, int blocks> struct stage_layout {
+    static constexpr int weights = rows * blocks * FP8_BLOCK, scales = weights + G * blocks * BLOCK_BYTES_W;
+    static constexpr int bytes = (scales + rows * blocks * 4 + 1023) / 1024 * 1024;
+};
+enum : int {
+    NARROW_BYTES = stage_layout<NARROW, NARROW_BLOCKS>::bytes,
+    WIDE_BYTES = stage_layout<MAX_TOKENS, WIDE_BLOCKS>::bytes,
+    STAGE_BYTES = NARROW_BYTES > WIDE_BYTES ? (int)NARROW_BYTES : (int)WIDE_BYTES
+};
+
+/* The intermediate of an item as bf16; rows are an odd number of 16-byte units apart, for the banks. */
+enum : int { V_PITCH = FP8_BLOCK * 2 + 16, V_BYTES = MAX_TOKENS * V_PITCH };
+
+/* What the quantisers exchange in a round: eight words a row, twice. */
+enum : int { MAXIMA_BYTES = ROLE_THREADS * 4 };
+
+enum kind { GATE_UP, DOWN };
+template <kind k> struct ring_size {
+    static constexpr int stages = k == DOWN ? 7 : 6;
+    static constexpr int v = stages * STAGE_BYTES; /* where the intermediate lies */
+    static constexpr int maxima = (v + (k == DOWN ? 0 : V_BYTES) + 1023) / 1024 * 1024;
+    static constexpr int barriers = maxima + (k == DOWN ? 0 : 2 * MAXIMA_BYTES);
+    static constexpr int bytes = barriers + (2 * stages + 2) * 8 + 1024;
+};
+
+template <int N> struct width {
+    static constexpr bool narrow = N <= NARROW;
+    static constexpr int rows = narrow ? (int)NARROW : (int)MAX_TOKENS; /* that a stage has room for */
+    static constexpr int blocks = narrow ? NARROW_BLOCKS : WIDE_BLOCKS;
+    static constexpr int x_bytes = rows * FP8_BLOCK; /* of a block */
+    using layout = stage_layout<rows, blocks>;
+};
+
+struct gemm_ring {
+    uint32_t stages, full, empty, v, maxima, v_full, v_empty; /* shared addresses */
+};
+
+template <kind k> struct ring_position {
+    uint32_t stage = 0, parity = 0;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == ring_size<k>::stages) stage = 0, parity ^= 1;
+    }
+};
+
+template <moe4_activation activation>
+constexpr bool is_gated = activation != MOE4_ACTIVATION_IDENTITY && activation != MOE4_ACTIVATION_RELU2;
+
+/* Pairs of tiles that an item takes one after the other: gated gate/up yields 128 columns in two. */
+template <kind k, moe4_activation activation> constexpr int passes = k == GATE_UP && is_gated<activation> ? 2 : 1;
+
+struct gemm_item {
+    token_tile tokens;
+    int group; /* of n_passes * G tiles */
+};
+
+/* The items of a block. */
+template <int n_passes> struct item_list {
+    int groups, n, index;
+
+    __device__ __forceinline__ item_list(const fp8_call &call)
+    {
+        groups = (call.n_tiles + n_passes * G - 1) / (n_passes * G);
+        n = *call.n_token_tiles * groups;
+        index = (int)blockIdx.x;
+    }
+    __device__ __forceinline__ bool is_over() const
+    {
+        return index >= n;
+    }
+    __device__ __forceinline__ void advance()
+    {
+        index += (int)gridDim.x;
+    }
+    __device__ __forceinline__ gemm_item load(const fp8_call &call) const
+    {
+        const int at = min(index, n - 1); /* past the end, too, for whoever reads ahead */
+        return {call.token_tiles[max(at, 0) / groups], at % groups};
+    }
+};
+
+/* Whether an item has tiles left for a pass. */
+template <int n_passes>
+static __device__ __forceinline__ bool has_pass(const fp8_call &call, const gemm_item &item, int pass)
+{
+    return (item.group * n_passes + pass) * G < call.n_tiles;
+}
+
+static __device__ __forceinline__ int block_count(const fp8_call &call)
+{
+    return (call.n_steps + BLOCK_STEPS - 1) / BLOCK_STEPS;
+}
+
+} // namespace fp8
+
+#endif
