@@ -80,30 +80,12 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
             _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);
 }
 
-#define GEMM_TILE(n)                                                                                                   \
-    static void gemm_tile_##n(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, float *sums)                  \
-    {                                                                                                                  \
-        enum { N_SUB = (n) <= 3 ? 4 : 2 };                                                                             \
-        for (int first = 0; first < 4; first += N_SUB) pass(panel, n_blocks, x, n, first, N_SUB, sums);                \
-    }
-GEMM_TILE(1)
-GEMM_TILE(2)
-GEMM_TILE(3)
-GEMM_TILE(4)
-GEMM_TILE(5)
-GEMM_TILE(6)
-GEMM_TILE(7)
-GEMM_TILE(8)
-GEMM_TILE(9)
-GEMM_TILE(10)
-GEMM_TILE(11)
-GEMM_TILE(12)
+#define TILE_X      uint16_t
+#define N_SUB_OF(n) ((n) <= 3 ? 4 : 2)
+#include "cpu/kernels/tiles_template.h"
 
 static void gemm_tile_avx512(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
 {
-    static void (*const tiles[])(const uint8_t *, int64_t, const uint16_t *, float *) = {
-        NULL,        gemm_tile_1, gemm_tile_2, gemm_tile_3,  gemm_tile_4,  gemm_tile_5, gemm_tile_6,
-        gemm_tile_7, gemm_tile_8, gemm_tile_9, gemm_tile_10, gemm_tile_11, gemm_tile_12};
     if (n_tokens > 6) memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     tiles[n_tokens](panel, n_blocks, x, sums);
 }
