@@ -1,7 +1,10 @@
 /* layer_bench: whole layers on a GPU through the public functions, from logits to y, CUDA events around graph replay.
  * Weights are random and every expert has its own copy; each replay runs several calls with logits of their own, so
- * that no cache holds what the next call needs.  `layer_bench [fp8] [SHAPE ...]`.  Checks that a token's y has the same
- * bits at every T.  Not part of the library. */
+ * that no cache holds what the next call needs.  Checks that a token's y has the same bits at every T.
+ *
+ *   layer_bench [SHAPE...] [T=COUNT...] [uniform|zipf|half...] [bf16|mxfp8|fp8...]
+ *
+ * takes every combination; by default all shapes and counts, uniform, bf16.  Not part of the library. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -104,6 +107,8 @@ static moe4_layer *create_layer(moe4_context *context, const struct shape *shape
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
+enum routing { UNIFORM, ZIPF, HALF }; /* HALF: one expert is chosen by half of all tokens */
+
 struct run {
     moe4_context *context;
     moe4_layer *layer;
@@ -115,6 +120,7 @@ struct run {
     void *workspace;
     size_t workspace_bytes;
     cudaStream_t stream;
+    enum routing routing;
 };
 
 static void forward(const struct run *run, int64_t T, int64_t first, int32_t *ids)
@@ -134,11 +140,35 @@ static void forward(const struct run *run, int64_t T, int64_t first, int32_t *id
     check_status(moe4_forward_router(run->context, run->layer, &batch, &logits, &result), run->context);
 }
 
+static float random_unit(void)
+{
+    return ((float)(random_bits() & 0xFFFFFF) + 0.5f) / 16777216.0f;
+}
+
 static float random_normal(void)
 {
     float sum = 0;
-    for (int i = 0; i < 4; i++) sum += (float)(random_bits() & 0xFFFF) / 65536.0f - 0.5f;
+    for (int i = 0; i < 4; i++) sum += random_unit() - 0.5f;
     return sum * 1.7f;
+}
+
+/* Logits whose largest follow the wanted popularity: Zipf's by adding Gumbel noise to its logarithms. */
+static float random_logit(enum routing routing, int64_t e, int64_t E, int is_hot)
+{
+    if (routing == ZIPF) return -logf((float)((e * 37 + 11) % E + 1)) - logf(-logf(random_unit()));
+    return random_normal() + (routing == HALF && e == E / 3 && is_hot ? 20.0f : 0.0f);
+}
+
+static void make_logits(const struct run *run)
+{
+    const int64_t E = run->shape->E;
+    float *logits = malloc((size_t)(MAX_T * E) * 4);
+    for (int64_t t = 0; t < MAX_T; t++) {
+        int is_hot = random_bits() & 1;
+        for (int64_t e = 0; e < E; e++) logits[t * E + e] = random_logit(run->routing, e, E, is_hot);
+    }
+    check(cudaMemcpy(run->logits, logits, (size_t)(MAX_T * E) * 4, cudaMemcpyHostToDevice), "logits");
+    free(logits);
 }
 
 static struct run create_run(moe4_context *context, const struct shape *shape, moe4_compute compute)
@@ -147,19 +177,17 @@ static struct run create_run(moe4_context *context, const struct shape *shape, m
     run.layer = create_layer(context, shape, compute);
     size_t n_x = (size_t)MAX_T * (size_t)shape->H, n_logits = (size_t)MAX_T * (size_t)shape->E;
     uint16_t *x = malloc(n_x * 2);
-    float *logits = malloc(n_logits * 4);
     for (size_t i = 0; i < n_x; i++) {
         float value = random_normal();
         uint32_t bits;
         memcpy(&bits, &value, 4);
         x[i] = (uint16_t)(bits >> 16);
     }
-    for (size_t i = 0; i < n_logits; i++) logits[i] = random_normal();
     run.x = device_array(n_x * 2), run.y = device_array(n_x * 2), run.logits = device_array(n_logits * 4);
     run.ids = device_array((size_t)MAX_T * (size_t)shape->A * 4);
     check(cudaMemcpy(run.x, x, n_x * 2, cudaMemcpyHostToDevice), "x");
-    check(cudaMemcpy(run.logits, logits, n_logits * 4, cudaMemcpyHostToDevice), "logits");
-    free(x), free(logits);
+    free(x);
+    make_logits(&run);
     check_status(moe4_workspace_bytes(context, run.layer, compute, MAX_T, 0, &run.workspace_bytes), context);
     run.workspace = device_array(run.workspace_bytes);
     check(cudaStreamCreate(&run.stream), "stream");
@@ -265,22 +293,69 @@ static void time_calls(const struct run *run, int64_t T)
            ms, floor_ms, ms / floor_ms, bytes / ms * 1e-6, flops / ms * 1e-9);
 }
 
+/* ---- What is timed ------------------------------------------------------------------------------------------------
+ */
+
+static const char *const routing_names[] = {"uniform", "zipf", "half"}, *const compute_names[] = {"bf16", "mxfp8",
+                                                                                                  "fp8"};
+static const int64_t counts[] = {1, 8, 32, 128, 512, 2048, 8192};
+
+/* Whether `word` is among the arguments, or is what is meant where none of its group is. */
+static int is_wanted(char **arguments, const char *word, const char *const *group, int n_group, int by_default)
+{
+    int any = 0;
+    for (char **argument = arguments; *argument; argument++) {
+        if (!strcmp(*argument, word)) return 1;
+        for (int g = 0; g < n_group; g++) any |= !strcmp(*argument, group[g]);
+    }
+    return !any && by_default;
+}
+
+static int is_wanted_count(char **arguments, int64_t T)
+{
+    int any = 0;
+    for (char **argument = arguments; *argument; argument++) {
+        if (strncmp(*argument, "T=", 2)) continue;
+        if (atoll(*argument + 2) == T) return 1;
+        any = 1;
+    }
+    return !any;
+}
+
+static void time_routings(struct run *run, char **arguments, const char *compute)
+{
+    for (int r = 0; r < 3; r++) {
+        if (!is_wanted(arguments, routing_names[r], routing_names, 3, r == UNIFORM)) continue;
+        run->routing = (enum routing)r;
+        make_logits(run);
+        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+            if (!is_wanted_count(arguments, counts[n])) continue;
+            printf("%-7s %-5s ", routing_names[r], compute);
+            time_calls(run, counts[n]);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
-    static const int64_t counts[] = {1, 8, 32, 128, 512, 2048, 8192};
+    enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+    static const moe4_compute computes[] = {MOE4_COMPUTE_BF16, MOE4_COMPUTE_MXFP8, MOE4_COMPUTE_FP8};
     setvbuf(stdout, NULL, _IOLBF, 1 << 16);
-    const int is_fp8 = argc > 1 && !strcmp(argv[1], "fp8");
     moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
     moe4_context *context;
     config.device = MOE4_DEVICE_CUDA;
     check_status(moe4_context_create(&config, &context), context);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        int wanted = argc < 2 + is_fp8;
-        for (int a = 1; a < argc; a++) wanted |= !strcmp(argv[a], shapes[i].name);
-        if (!wanted) continue;
-        struct run run = create_run(context, &shapes[i], is_fp8 ? MOE4_COMPUTE_FP8 : MOE4_COMPUTE_BF16);
+    char **arguments = argv + (argc > 0);
+    const char *names[N_SHAPES];
+    for (int i = 0; i < N_SHAPES; i++) names[i] = shapes[i].name;
+    for (int i = 0; i < N_SHAPES * 3; i++) {
+        const char *compute = compute_names[i % 3];
+        if (!is_wanted(arguments, names[i / 3], names, N_SHAPES, 1) ||
+            !is_wanted(arguments, compute, compute_names, 3, i % 3 == 0))
+            continue;
+        struct run run = create_run(context, &shapes[i / 3], computes[i % 3]);
         check_bits(&run);
-        for (int c = 0; c < 7; c++) time_calls(&run, counts[c]);
+        time_routings(&run, arguments, compute);
         destroy_run(&run);
     }
     moe4_context_destroy(context);
