@@ -305,7 +305,7 @@ static int describe(struct convert *self)
     for (int32_t i = 0; i < self->layers.count && used < (int)sizeof what - 24; ++i)
         used += snprintf(what + used, sizeof what - (size_t)used, " %lld", (long long)self->layers.values[i]);
     snprintf(self->contents, sizeof self->contents,
-             self->layers.count || self->model ? "MoE layers only" : "whole checkpoint");
+             self->layers.count || self->model || self->to >= STORAGE_GGUF ? "MoE layers only" : "whole checkpoint");
     int code = output_begin(&self->output, what, self->tensors);
     output_note(&self->output, "moe4.contents", self->contents);
     output_note(&self->output, "format", "pt");
@@ -321,10 +321,12 @@ static int convert_to_gguf(struct convert *self)
                                  .gate_up = self->to == STORAGE_GGUF ? GGUF_SPLIT : GGUF_FUSED,
                                  .path = self->target,
                                  .force = self->force,
+                                 .job = self->output.job,
                                  .file_bytes = self->output.shard_bytes};
     int32_t *layers = NULL;
     self->router = MOE4_ROUTER_READ;
     int code = check_layers(self);
+    if (!code) code = describe(self);
     if (!code) code = allocate(&layers, self->info.n_moe_layers, sizeof *layers, "layers");
     for (int32_t i = 0; !code && i < self->info.n_moe_layers; ++i) {
         int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
@@ -333,10 +335,10 @@ static int convert_to_gguf(struct convert *self)
     output.layers = layers;
     if (!code) code = gguf_output_write(&output);
     free(layers);
-    snprintf(self->contents, sizeof self->contents, "MoE layers only");
     self->n_layers = output.n_layers;
     self->output.bytes_total = output.bytes_total;
     self->output.n_shards = output.n_files;
+    self->output.n_kept = output.n_kept;
     if (!code) report(self);
     return code;
 }

@@ -129,6 +129,7 @@ static int write_gguf(struct quantize *self)
                                  .gate_up = self->to == STORAGE_GGUF ? GGUF_SPLIT : GGUF_FUSED,
                                  .path = self->target,
                                  .force = self->force,
+                                 .job = self->output.job,
                                  .file_bytes = self->output.shard_bytes,
                                  .notes = notes};
     int32_t *numbers;
@@ -141,6 +142,7 @@ static int write_gguf(struct quantize *self)
     if (!code) code = gguf_output_write(&output);
     self->output.bytes_total = output.bytes_total;
     self->output.n_shards = output.n_files;
+    self->output.n_kept = output.n_kept;
     free(numbers);
     return code;
 }
@@ -174,20 +176,18 @@ static void report(const struct quantize *self)
 
 static int write_folder(struct quantize *self)
 {
-    char what[128];
     self->experts = expert_output_begin(&self->output, storage_find(self->to, self->source_config),
                                         dense_layers_feed(&self->layers));
-    snprintf(what, sizeof what, "quantize to %s by %s", storage_words[self->to], rule_words[self->rule]);
-    int code = output_begin(&self->output, what, self->tensors);
     output_note(&self->output, "moe4.scale_rule", rule_words[self->rule]);
     output_note(&self->output, "format", "pt");
-    if (!code) code = plan(self);
+    int code = plan(self);
     return code ? code : output_write(&self->output, self->config, produce, self);
 }
 
 static int quantize_run(struct quantize *self)
 {
     int is_folder = self->to < STORAGE_GGUF;
+    char what[128];
     self->source_config = storage_config_read(self->source);
     if (!self->source_config) return EXIT_FAILED;
     if (is_folder) {
@@ -196,6 +196,8 @@ static int quantize_run(struct quantize *self)
     }
     if (moe4_tensors_open(self->context, self->source, &self->tensors) != MOE4_OK) return fail_library(self->context);
     int code = dense_layers_find(self->context, self->source_config, self->tensors, &self->encoder, &self->layers);
+    snprintf(what, sizeof what, "quantize to %s by %s", storage_words[self->to], rule_words[self->rule]);
+    if (!code) code = output_begin(&self->output, what, self->tensors);
     if (!code) code = is_folder ? write_folder(self) : write_gguf(self);
     if (!code) report(self);
     return code;

@@ -160,8 +160,6 @@ static int write_folder(struct synth *synth)
     json_t *model = known_model_config(&facts);
     if (model) synth->config = storage_config((storage_kind)synth->layout, model);
     int code = synth->config ? EXIT_OK : EXIT_FAILED;
-    snprintf(synth->output.job, sizeof synth->output.job, "synth %s, shards of %lld bytes", synth->parameters,
-             (long long)synth->output.shard_bytes);
     output_note(&synth->output, "moe4.job", synth->output.job);
     output_note(&synth->output, "moe4.synth", synth->parameters);
     output_note(&synth->output, "moe4.scale_rule", "even");
@@ -189,6 +187,7 @@ static int write_gguf(struct synth *synth)
                                  .gate_up = synth->layout == STORAGE_GGUF ? GGUF_SPLIT : GGUF_FUSED,
                                  .path = synth->path,
                                  .force = synth->force,
+                                 .job = synth->output.job,
                                  .file_bytes = synth->output.shard_bytes,
                                  .notes = notes};
     int32_t *layers;
@@ -257,6 +256,8 @@ static int synth_resolve(struct synth *synth)
         end += snprintf(end, (size_t)(limit - end), ", hash layers %lld", (long long)synth->n_hash_layers);
     if (synth->layout != (int)synth->like->layout)
         snprintf(end, (size_t)(limit - end), ", layout %s", storage_words[synth->layout]);
+    snprintf(synth->output.job, sizeof synth->output.job, "synth %s, shards of %lld bytes", synth->parameters,
+             (long long)synth->output.shard_bytes);
     return EXIT_OK;
 }
 

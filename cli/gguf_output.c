@@ -7,9 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "command.h"
 #include "dense.h"
 #include "gguf_metadata.h"
+#include "interrupt.h"
 #include "memory.h"
 #include "message.h"
 #include "progress.h"
@@ -121,7 +125,8 @@ static int job_put(struct gguf_job *job, int32_t tensor, int64_t first, int64_t 
         MOE4_OK)
         return fail_library(job->output->context);
     job->bytes_done += n_bytes;
-    return progress_update(&job->bar, job->bytes_done, job->output->bytes_total);
+    progress_update(&job->bar, job->bytes_done, job->output->bytes_total);
+    return interrupt_check();
 }
 
 /* A block's scale, then its codes with element j beside element j + 16. */
@@ -360,26 +365,44 @@ static int file_write(struct gguf_job *job, const char *path, int32_t file, int3
     return code;
 }
 
-/* Writes all files under names that are not theirs yet, reads them again, and renames them; on failure none is left. */
-static int job_write(struct gguf_job *job)
+/* Writes the files that are not there yet, each complete or not at all. */
+static int files_write(struct gguf_job *job, const char *mark)
 {
     struct gguf_output *output = job->output;
-    char mark[32];
     int code = EXIT_OK;
-    snprintf(mark, sizeof mark, ".%ld", (long)getpid());
     job->bar = progress_begin("writing");
+    interrupt_hold();
     for (int32_t file = 0, first = 0; !code && file < output->n_files; ++file) {
+        const struct path path = file_path(output, mark, file);
         int32_t end = file_end(job, first);
-        code = file_write(job, file_path(output, mark, file).text, file, first, end);
+        if (access(path.text, F_OK)) {
+            code = file_write(job, path.text, file, first, end);
+        } else {
+            ++output->n_kept;
+            for (int32_t i = first; i < end; ++i) job->bytes_done += job->extents[i].n_bytes;
+        }
         first = end;
     }
     progress_end(&job->bar);
-    if (!code) code = job_verify(job, file_path(output, mark, 0).text);
+    interrupt_release();
+    return code;
+}
+
+/* Writes all files under names that only this job gives, reads them again, and renames them. */
+static int job_write(struct gguf_job *job)
+{
+    struct gguf_output *output = job->output;
+    char mark[40];
+    snprintf(mark, sizeof mark, ".unfinished-%016llx",
+             (unsigned long long)XXH3_64bits(output->job, strlen(output->job)));
+    int code = files_write(job, mark);
+    if (code) return code;
+    code = job_verify(job, file_path(output, mark, 0).text);
+    for (int32_t file = 0; code && file < output->n_files; ++file) unlink(file_path(output, mark, file).text);
     for (int32_t file = 0; !code && file < output->n_files; ++file) {
         struct path to = file_path(output, "", file);
         if (rename(file_path(output, mark, file).text, to.text)) code = fail("%s: %s", to.text, strerror(errno));
     }
-    for (int32_t file = 0; code && file < output->n_files; ++file) unlink(file_path(output, mark, file).text);
     return code;
 }
 
@@ -417,7 +440,7 @@ int gguf_output_write(struct gguf_output *output)
     struct gguf_job job = {.output = output};
     const char *end = strrchr(output->path, '.');
     if (!end || strcmp(end, ".gguf")) return fail("%s: a file whose name ends in .gguf is wanted", output->path);
-    output->bytes_total = output->n_files = 0;
+    output->bytes_total = output->n_files = output->n_kept = 0;
     int code = job_plan(&job);
     if (!code) code = job_write(&job);
     gguf_metadata_release(&job.metadata);

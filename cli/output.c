@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "command.h"
+#include "interrupt.h"
 #include "memory.h"
 #include "message.h"
 
@@ -188,7 +189,8 @@ int output_put(struct output *output, const struct output_unit *unit, int32_t in
     if (moe4_writer_write(output->context, output->writer, target, first, n_bytes, data) != MOE4_OK)
         return fail_library(output->context);
     output->bytes_done += n_bytes;
-    return progress_update(&output->bar, output->bytes_done, output->bytes_total);
+    progress_update(&output->bar, output->bytes_done, output->bytes_total);
+    return interrupt_check();
 }
 
 int output_copy(struct output *output, const moe4_tensors *tensors, const struct output_unit *unit)
@@ -265,6 +267,7 @@ int output_write(struct output *output, const json_t *config, output_producer pr
 {
     int code = folder_prepare(output);
     output->bar = progress_begin("writing");
+    interrupt_hold();
     for (int64_t first = 0, shard = 0; !code && first < output->n_units; ++shard) {
         int64_t end = shard_end(output, first);
         if (shard_look(output, (int32_t)shard, first, end) == SHARD_OURS) {
@@ -276,6 +279,7 @@ int output_write(struct output *output, const json_t *config, output_producer pr
         first = end;
     }
     progress_end(&output->bar);
+    interrupt_release();
     if (!code && output->n_shards > 1) code = save_index(output);
     if (!code) code = save_json(output, "config.json", config);
     return code;

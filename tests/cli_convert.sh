@@ -204,6 +204,54 @@ for delay in 0.001 0.002 0.004 0.006 0.008 0.01 0.015 0.02 0.03 0.05; do
 done
 [ "$n_killed" -gt 0 ] || die "nothing was killed"
 
+expect 0 synth --hidden 512 --intermediate 512 --experts 48 --layers 4 "$work/four"
+
+count() { # count FILE...: those that are there
+    n=0
+    for file in "$@"; do [ ! -e "$file" ] || n=$((n + 1)); done
+    echo $n
+}
+
+# Terminated: it dies of the signal, and leaves nothing but complete files.
+for to in compressed-tensors gguf; do
+    status=0
+    for attempt in 1 2 3 4 5; do
+        rm -rf "$work/ended" && mkdir "$work/ended"
+        "$command" convert "$work/four" "$work/ended/x.gguf" --to $to --shard-bytes 9000000 >"$out" 2>"$err" &
+        until [ "$(count "$work/ended/"*.tmp "$work/ended/x.gguf/"*.tmp)" -gt 0 ]; do kill -0 $! || break; done
+        kill -TERM $! 2>/dev/null || true
+        status=0
+        wait $! || status=$?
+        ! grep -q interrupted "$err" || break
+    done
+    [ $status -eq 143 ] || die "terminated: exit status $status, expected 143"
+    says "$err" "interrupted"
+    [ "$(find "$work/ended" -name '*.tmp' | wc -l)" -eq 0 ] || die "terminated, it left $(find "$work/ended")"
+done
+
+# GGUF files: killed behind the first of four, the next run keeps it; one of another layout begins anew.
+n_kept=0
+for attempt in 1 2 3 4 5; do
+    rm -f "$work/parts"*
+    "$command" convert "$work/four" "$work/parts.gguf" --to gguf --shard-bytes 1 >"$out" 2>"$err" &
+    until [ "$(count "$work/parts"*-00001-of-00004.gguf)" -gt 0 ]; do kill -0 $! || die "nothing was written:"; done
+    kill -KILL $! 2>/dev/null || true
+    wait $! 2>/dev/null || true
+    [ ! -e "$work/parts-00001-of-00004.gguf" ] || continue # it was faster
+    n_kept=$(count "$work/parts.unfinished-"*-of-00004.gguf)
+    break
+done
+[ "$n_kept" -gt 0 ] || die "never killed in time"
+expect 0 convert "$work/four" "$work/parts.gguf" --to gguf-fused --shard-bytes 1 --json
+json shards=4 shards_kept=0
+[ "$(count "$work/parts.unfinished-"*.gguf)" -eq "$n_kept" ] || die "another job's files went: $(ls "$work")"
+rm "$work/parts-"*
+expect 0 convert "$work/four" "$work/parts.gguf" --to gguf --shard-bytes 1 --json
+json shards=4 "shards_kept=$n_kept"
+expect 0 convert "$work/four" "$work/whole.gguf" --to gguf --shard-bytes 1
+for i in 1 2 3 4; do cmp "$work/parts-0000$i-of-00004.gguf" "$work/whole-0000$i-of-00004.gguf"; done
+[ "$(count "$work/parts"*unfinished*.gguf)" -eq 0 ] || die "finished, but: $(ls "$work")"
+
 # A layer whose tensors are larger than the memory there is: one expert at a time.  (Not with a sanitizer's shadow.)
 if (ulimit -v 50000 && exec "$command" --version) >/dev/null 2>&1; then
     expect 0 synth --hidden 1024 --intermediate 1024 --experts 48 "$work/large"
