@@ -28,17 +28,21 @@ static moe4_status read_config(const struct config *config, struct model *model)
 
 static const struct suffix suffixes[] = {{"weight", PIECE_CODES}, {"scale", PIECE_SCALES}, {"bias", PIECE_BIAS}};
 
+static const struct words words = {
+    .prefixes = {"", "model.", "language_model.", "language_model.model.", "model.language_model."},
+    .stem = "layers.",
+    .extra_stem = "mtp.",
+    .blocks = {".ffn.", ".mlp."},
+    .experts = {"experts."},
+};
+
 const struct family family_deepseek_v4 = {
     .layout = "DeepSeek-V4 released",
     .quant_method = "fp8",
     .recognise = is_deepseek_v4,
     .read_config = read_config,
     .storage = STORED_APART,
-    .prefixes = {"", "model.", "language_model.", "language_model.model.", "model.language_model."},
-    .stem = "layers.",
-    .extra_stem = "mtp.",
-    .blocks = {".ffn.", ".mlp."},
-    .experts = {"experts."},
+    .words = &words,
     .projections = {&projections_w, &projections_proj},
     .suffixes = suffixes,
     .n_suffixes = sizeof suffixes / sizeof *suffixes,

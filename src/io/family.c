@@ -22,6 +22,14 @@ static const struct family *const families[] = {
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
 /* The projections of most models. */
+const struct words words_transformers = {
+    .prefixes = {"model.", "language_model.model.", "model.language_model.", "language_model.", ""},
+    .stem = "layers.",
+    .extra_stem = "mtp.",
+    .blocks = {".mlp.", ".block_sparse_moe.", ".ffn.", ".feed_forward."},
+    .experts = {"experts."},
+};
+
 const struct projections projections_proj = {
     .items = {{"gate_proj.", MATRIX_GATE_UP, HALF_GATE},
               {"up_proj.", MATRIX_GATE_UP, HALF_UP},

@@ -83,6 +83,14 @@ struct suffix {
 
 enum storage { STORED_STACKED, STORED_APART }; /* all experts in one tensor, or each in its own */
 
+/* What the name of a layer's experts is made of: PREFIX STEM layer-number BLOCK EXPERTS; lists end with NULL. */
+struct words {
+    const char *prefixes[MAX_SPELLED + 2];
+    const char *stem, *extra_stem; /* extra: for multi-token prediction layers; NULL = numbered on */
+    const char *blocks[MAX_SPELLED];
+    const char *experts[MAX_SPELLED];
+};
+
 struct family {
     const char *layout;
     const char *quant_method; /* quantization_config's word; NULL = told by recognise alone */
@@ -95,12 +103,9 @@ struct family {
     /* Checks what the config says of the quantisation and reads the rest into *model. */
     moe4_status (*read_config)(const struct config *config, struct model *model);
 
-    /* A name is PREFIX STEM layer-number BLOCK EXPERTS [expert-number "."] PROJECTION SUFFIX; lists end with NULL. */
+    /* A name is that of a layer's experts, then [expert-number "."] PROJECTION SUFFIX; lists end with NULL. */
     enum storage storage;
-    const char *prefixes[MAX_SPELLED + 2];
-    const char *stem, *extra_stem; /* extra: for multi-token prediction layers; NULL = numbered on */
-    const char *blocks[MAX_SPELLED];
-    const char *experts[MAX_SPELLED];
+    const struct words *words;
     const struct projections *projections[MAX_SPELLED];
     const struct suffix *suffixes;
     int32_t n_suffixes;
@@ -108,6 +113,7 @@ struct family {
 
 extern const struct family family_gpt_oss, family_openai, family_compressed_tensors, family_deepseek_v4, family_quark,
     family_modelopt, family_modelopt_stacked, family_mlx, family_dense, family_gguf;
+extern const struct words words_transformers; /* as the transformers library names them, and who follows it */
 extern const struct projections projections_proj, projections_w;
 
 /* The layout of a config; MOE4_EUNSUPPORTED for one that none reads. */

@@ -277,15 +277,19 @@ static const struct projections fused = {
 
 static const struct suffix suffixes[] = {{"weight", PIECE_BLOCKS}, {"bias", PIECE_BIAS}, {"scale", PIECE_REFUSED}};
 
+static const struct words words = {
+    .prefixes = {""},
+    .stem = "blk.",
+    .blocks = {"."},
+    .experts = {""},
+};
+
 const struct family family_gguf = {
     .layout = "GGUF",
     .recognise = is_gguf,
     .read_config = read_config,
     .storage = STORED_STACKED,
-    .prefixes = {""},
-    .stem = "blk.",
-    .blocks = {"."},
-    .experts = {""},
+    .words = &words,
     .projections = {&split, &fused},
     .suffixes = suffixes,
     .n_suffixes = sizeof suffixes / sizeof *suffixes,

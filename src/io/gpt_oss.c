@@ -36,18 +36,29 @@ int family_is_original(const struct config *config)
            config_find(config, "experts_per_token");
 }
 
+static const struct words released_words = {
+    .prefixes = {"model.", "", "language_model.model."},
+    .stem = "layers.",
+    .blocks = {".mlp."},
+    .experts = {"experts."},
+};
+
 const struct family family_gpt_oss = {
     .layout = "gpt-oss released",
     .quant_method = "mxfp4",
     .read_config = architecture_read,
     .storage = STORED_STACKED,
-    .prefixes = {"model.", "", "language_model.model."},
-    .stem = "layers.",
-    .blocks = {".mlp."},
-    .experts = {"experts."},
+    .words = &released_words,
     .projections = {&interleaved_proj},
     .suffixes = released,
     .n_suffixes = N_SUFFIXES,
+};
+
+static const struct words original_words = {
+    .prefixes = {""},
+    .stem = "block.",
+    .blocks = {".mlp."},
+    .experts = {""},
 };
 
 const struct family family_openai = {
@@ -55,10 +66,7 @@ const struct family family_openai = {
     .recognise = family_is_original,
     .read_config = read_original,
     .storage = STORED_STACKED,
-    .prefixes = {""},
-    .stem = "block.",
-    .blocks = {".mlp."},
-    .experts = {""},
+    .words = &original_words,
     .projections = {&interleaved_mlp},
     .suffixes = original,
     .n_suffixes = N_SUFFIXES,
@@ -76,10 +84,7 @@ const struct family family_modelopt_stacked = {
     .recognise = is_gpt_oss,
     .read_config = modelopt_read_config,
     .storage = STORED_STACKED,
-    .prefixes = {"model."},
-    .stem = "layers.",
-    .blocks = {".mlp."},
-    .experts = {"experts."},
+    .words = &released_words,
     .projections = {&interleaved_proj},
     .suffixes = released,
     .n_suffixes = N_SUFFIXES,

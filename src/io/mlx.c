@@ -28,15 +28,19 @@ static moe4_status read_config(const struct config *config, struct model *model)
 static const struct suffix suffixes[] = {
     {"weight", PIECE_CODES}, {"scales", PIECE_SCALES}, {"bias", PIECE_BIAS}, {"biases", PIECE_REFUSED}};
 
+static const struct words words = {
+    .prefixes = {"model.", "language_model.model.", "model.language_model.", "language_model.", ""},
+    .stem = "layers.",
+    .blocks = {".mlp.", ".block_sparse_moe.", ".ffn.", ".feed_forward."},
+    .experts = {"experts.", "switch_mlp."},
+};
+
 const struct family family_mlx = {
     .layout = "MLX mxfp4",
     .recognise = is_mlx,
     .read_config = read_config,
     .storage = STORED_STACKED,
-    .prefixes = {"model.", "language_model.model.", "model.language_model.", "language_model.", ""},
-    .stem = "layers.",
-    .blocks = {".mlp.", ".block_sparse_moe.", ".ffn.", ".feed_forward."},
-    .experts = {"experts.", "switch_mlp."},
+    .words = &words,
     .projections = {&projections_proj, &projections_w},
     .suffixes = suffixes,
     .n_suffixes = sizeof suffixes / sizeof *suffixes,

@@ -14,7 +14,7 @@ static struct tensor_name block_tensor(const struct plan *plan, const char *rest
     struct tensor_name name;
     const struct spelling *spelling = plan->spelling;
     int32_t number = plan->layer_number, n_layers = plan->model->n_layers;
-    const char *stem = plan->family->stem;
+    const char *stem = plan->family->words->stem;
     if (spelling->extra_stem && number >= n_layers) {
         stem = spelling->extra_stem;
         number -= n_layers;

@@ -29,7 +29,7 @@ static const char *after_layer(const struct family *family, const struct spellin
     const char *stem, *rest;
     name = after(name, spelling->prefix);
     if (!name) return NULL;
-    stem = after(name, family->stem);
+    stem = after(name, family->words->stem);
     if (stem) return after_number(stem, layer_number);
     stem = spelling->extra_stem ? after(name, spelling->extra_stem) : NULL;
     rest = stem ? after_number(stem, layer_number) : NULL;
@@ -79,18 +79,18 @@ int spelling_parse(const struct family *family, const struct spelling *spelling,
 
 struct spelling spelling_first(const struct family *family)
 {
-    return (struct spelling){family->prefixes[0], family->blocks[0], family->experts[0], family->extra_stem,
-                             family->projections[0]};
+    return (struct spelling){family->words->prefixes[0], family->words->blocks[0], family->words->experts[0],
+                             family->words->extra_stem, family->projections[0]};
 }
 
 int spelling_find(const struct family *family, const char *name, int32_t matrix, struct spelling *spelling)
 {
     struct place place;
-    struct spelling tried = {.extra_stem = family->extra_stem};
-    for (int prefix = 0; (tried.prefix = family->prefixes[prefix]); prefix++) {
+    struct spelling tried = {.extra_stem = family->words->extra_stem};
+    for (int prefix = 0; (tried.prefix = family->words->prefixes[prefix]); prefix++) {
         if (!after_layer(family, &tried, 0, name, &place.layer_number)) continue;
-        for (int block = 0; (tried.block = family->blocks[block]); block++)
-            for (int experts = 0; (tried.experts = family->experts[experts]); experts++)
+        for (int block = 0; (tried.block = family->words->blocks[block]); block++)
+            for (int experts = 0; (tried.experts = family->words->experts[experts]); experts++)
                 for (int set = 0; (tried.projections = family->projections[set]); set++)
                     if (spelling_parse(family, &tried, 0, name, &place) && place.suffix &&
                         place.projection->matrix == matrix) {
