@@ -272,7 +272,6 @@ static int verify(struct convert *self)
 
 static void report(const struct convert *self)
 {
-    const struct output *output = &self->output;
     double seconds = seconds_now() - self->started;
     if (self->json) {
         json_t *object = json_object();
@@ -281,20 +280,14 @@ static void report(const struct convert *self)
         json_put_text(object, "to", storage_words[self->to]);
         json_put_text(object, "contents", self->contents);
         json_put_integer(object, "layers", self->n_layers);
-        json_put_integer(object, "bytes", output->bytes_total);
-        json_put_integer(object, "shards", output->n_shards);
-        json_put_integer(object, "shards_kept", output->n_kept);
-        json_put_real(object, "seconds", seconds);
+        output_json(&self->output, seconds, object);
         report_json(object);
         return;
     }
     report_title("%s", self->target);
     report_field("contents", "%s, %s of MXFP4 experts from \"%s\" to %s", self->contents,
                  human_plural(self->n_layers, "layer").text, self->info.layout, storage_words[self->to]);
-    report_field("files", "%s, %s", human_plural(output->n_shards, "shard").text,
-                 human_bytes((double)output->bytes_total).text);
-    if (output->n_kept) report_field("kept", "%s that were there", human_plural(output->n_kept, "shard").text);
-    report_field("time", "%s", human_milliseconds(1000 * seconds).text);
+    output_report(&self->output, seconds);
 }
 
 /* What the job is, and what its files say of themselves. */

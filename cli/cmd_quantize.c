@@ -151,26 +151,20 @@ static int write_gguf(struct quantize *self)
 
 static void report(const struct quantize *self)
 {
-    const struct output *output = &self->output;
     double seconds = seconds_now() - self->started;
     if (self->json) {
         json_t *object = json_object();
         json_put_text(object, "path", self->target);
         json_put_text(object, "layout", storage_words[self->to]);
         json_put_text(object, "rule", rule_words[self->rule]);
-        json_put_integer(object, "bytes", output->bytes_total);
-        json_put_integer(object, "shards", output->n_shards);
-        json_put_integer(object, "shards_kept", output->n_kept);
-        json_put_real(object, "seconds", seconds);
+        output_json(&self->output, seconds, object);
         encoder_json(&self->encoder, object);
         report_json(object);
         return;
     }
     report_title("%s", self->target);
-    report_field("contents", "layout %s, rule %s, %s in %s", storage_words[self->to], rule_words[self->rule],
-                 human_bytes((double)output->bytes_total).text, human_plural(output->n_shards, "shard").text);
-    if (output->n_kept) report_field("kept", "%s that were there", human_plural(output->n_kept, "shard").text);
-    report_field("time", "%s", human_milliseconds(1000 * seconds).text);
+    report_field("contents", "layout %s, rule %s", storage_words[self->to], rule_words[self->rule]);
+    output_report(&self->output, seconds);
     encoder_report(&self->encoder);
 }
 

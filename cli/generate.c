@@ -99,6 +99,27 @@ void generate_weights_fast(uint64_t key, int64_t first, int64_t end, int64_t K, 
     }
 }
 
+struct matrix_task {
+    generate_rows *rows;
+    uint64_t key;
+    int64_t first_row, K;
+    uint8_t *codes, *scales;
+};
+
+static void matrix_run(void *user, int64_t first, int64_t end)
+{
+    const struct matrix_task *task = user;
+    task->rows(task->key, task->first_row + first, task->first_row + end, task->K, task->codes + first * (task->K / 2),
+               task->scales + first * (task->K / 32));
+}
+
+void generate_matrix(generate_rows *rows, int32_t n_threads, uint64_t key, int64_t first_row, int64_t n_rows, int64_t K,
+                     uint8_t *codes, uint8_t *scales)
+{
+    struct matrix_task task = {rows, key, first_row, K, codes, scales};
+    parallel_for(n_threads, n_rows, matrix_run, &task);
+}
+
 void generate_biases(uint64_t key, int64_t first, int64_t n, uint16_t *bias)
 {
     for (int64_t i = 0; i < n; ++i) bias[i] = to_bf16(bias_sd * generate_normal(key, (uint64_t)(first + i)));

@@ -42,10 +42,15 @@ float generate_normal(uint64_t key, uint64_t index);
 
 /* Rows first..end-1 of a [rows, K] MXFP4 matrix: K/2 bytes of codes and K/32 of scales a row.  Row numbers count
  * through all experts of a stacked tensor. */
-void generate_weights(uint64_t key, int64_t first, int64_t end, int64_t K, uint8_t *codes, uint8_t *scales);
+typedef void generate_rows(uint64_t key, int64_t first, int64_t end, int64_t K, uint8_t *codes, uint8_t *scales);
+generate_rows generate_weights;
 
 /* The same shape fast: every code equally likely, scale bytes 118..121.  Realistic to a kernel, not to a model. */
-void generate_weights_fast(uint64_t key, int64_t first, int64_t end, int64_t K, uint8_t *codes, uint8_t *scales);
+generate_rows generate_weights_fast;
+
+/* n_rows rows, the first of them row first_row, by several threads. */
+void generate_matrix(generate_rows *rows, int32_t n_threads, uint64_t key, int64_t first_row, int64_t n_rows, int64_t K,
+                     uint8_t *codes, uint8_t *scales);
 
 /* Elements first..first+n-1 of a stacked bias. */
 void generate_biases(uint64_t key, int64_t first, int64_t n, uint16_t *bias);

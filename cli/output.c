@@ -12,6 +12,7 @@
 #include "interrupt.h"
 #include "memory.h"
 #include "message.h"
+#include "report.h"
 
 enum { COPY_BYTES = 4 << 20 };
 
@@ -283,6 +284,24 @@ int output_write(struct output *output, const json_t *config, output_producer pr
     if (!code && output->n_shards > 1) code = save_index(output);
     if (!code) code = save_json(output, "config.json", config);
     return code;
+}
+
+/* ---- The report -------------------------------------------------------------------------------------------------- */
+
+void output_report(const struct output *output, double seconds)
+{
+    report_field("files", "%s, %s", human_plural(output->n_shards, "shard").text,
+                 human_bytes((double)output->bytes_total).text);
+    if (output->n_kept) report_field("kept", "%s that were there", human_plural(output->n_kept, "shard").text);
+    report_field("time", "%s", human_milliseconds(1000 * seconds).text);
+}
+
+void output_json(const struct output *output, double seconds, json_t *object)
+{
+    json_put_integer(object, "bytes", output->bytes_total);
+    json_put_integer(object, "shards", output->n_shards);
+    json_put_integer(object, "shards_kept", output->n_kept);
+    json_put_real(object, "seconds", seconds);
 }
 
 void output_release(struct output *output)

@@ -61,6 +61,10 @@ int output_put(struct output *output, const struct output_unit *unit, int32_t in
 /* The unit's first tensor, byte for byte its source's. */
 int output_copy(struct output *output, const moe4_tensors *tensors, const struct output_unit *unit);
 
+/* What was written, as fields of a report and as members of an object. */
+void output_report(const struct output *output, double seconds);
+void output_json(const struct output *output, double seconds, json_t *object);
+
 void output_release(struct output *output);
 
 #endif

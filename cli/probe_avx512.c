@@ -1,27 +1,7 @@
-#include "probe_kernel.h"
-
-enum { CHAINS = 24 };
-
-/* In assembly, so that no compiler rearranges what is measured.  Registers 30 and 31 hold 1 and 2^-20. */
-static void run(int64_t rounds)
-{
-    __asm__ volatile("vpbroadcastd %1, %%zmm30\n\t"
-                     "vpbroadcastd %2, %%zmm31\n\t"
-                     ".irp sum,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23\n\t"
-                     "vpxord %%zmm\\sum, %%zmm\\sum, %%zmm\\sum\n\t"
-                     ".endr\n"
-                     "1:\n\t"
-                     ".irp sum,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23\n\t"
-                     "vfmadd231ps %%zmm30, %%zmm31, %%zmm\\sum\n\t"
-                     ".endr\n\t"
-                     "dec %0\n\t"
-                     "jnz 1b"
-                     : "+r"(rounds)
-                     : "r"(0x3F800000), "r"(0x35800000)
-                     : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
-                       "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20",
-                       "xmm21", "xmm22", "xmm23", "xmm30", "xmm31");
-}
+#define INSTRUCTION "vfmadd231ps"
+#define FACTOR      0x3F800000 /* 1 */
+#define TERM        0x35800000 /* 2^-20 */
+#include "probe_zmm_template.h"
 
 const struct probe_kernel probe_kernel_avx512 = {
-    "vfmadd231ps zmm", MOE4_ISA_AVX512, MOE4_COMPUTE_BF16, 32, CHAINS, 1, run};
+    INSTRUCTION " zmm", MOE4_ISA_AVX512, MOE4_COMPUTE_BF16, 32, CHAINS, 1, run};

@@ -6,7 +6,6 @@
 #include "command.h"
 #include "memory.h"
 #include "message.h"
-#include "parallel.h"
 
 enum { GATE_UP, DOWN };
 
@@ -112,20 +111,6 @@ static int layers_open(void *user, int32_t layer, const moe4_layer_config **conf
 
 /* ---- Experts ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of one expert's matrix, made by several threads. */
-struct matrix_task {
-    uint64_t key;
-    int64_t first_row, K;
-    uint8_t *codes, *scales;
-};
-
-static void matrix_run(void *user, int64_t first, int64_t end)
-{
-    const struct matrix_task *task = user;
-    generate_weights(task->key, task->first_row + first, task->first_row + end, task->K,
-                     task->codes + first * (task->K / 2), task->scales + first * (task->K / 32));
-}
-
 static void describe_biases(const struct synth_layers *self, moe4_expert *expert)
 {
     moe4_matrix *const matrices[] = {&expert->gate_up, &expert->down};
@@ -150,9 +135,8 @@ static int layers_read(void *user, int32_t e, moe4_expert *expert)
     struct synth_layers *self = user;
     for (int m = GATE_UP; m <= DOWN; ++m) {
         int64_t rows = rows_of(self, m);
-        struct matrix_task task = {generate_key(self->seed, tensors[m][0], self->layer), e * rows, K_of(self, m),
-                                   self->codes[m], self->scales[m]};
-        parallel_for(self->n_threads, rows, matrix_run, &task);
+        generate_matrix(generate_weights, self->n_threads, generate_key(self->seed, tensors[m][0], self->layer),
+                        e * rows, rows, K_of(self, m), self->codes[m], self->scales[m]);
         if (self->has_biases)
             generate_biases(generate_key(self->seed, tensors[m][1], self->layer), e * rows, rows, self->bias[m]);
     }

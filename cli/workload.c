@@ -6,7 +6,6 @@
 #include "command.h"
 #include "generate.h"
 #include "memory.h"
-#include "parallel.h"
 
 const char *const load_pattern_names[] = {"uniform", "zipf", "hot", NULL};
 
@@ -37,34 +36,20 @@ void workload_close(struct workload *workload)
     *workload = (struct workload){0};
 }
 
-struct matrix_task {
-    uint64_t key;
-    int64_t first_row, K;
-    uint8_t *codes, *scales;
-};
-
-static void matrix_run(void *user, int64_t first, int64_t end)
-{
-    const struct matrix_task *task = user;
-    generate_weights_fast(task->key, task->first_row + first, task->first_row + end, task->K,
-                          task->codes + first * (task->K / 2), task->scales + first * (task->K / 32));
-}
-
 static moe4_status workload_read(void *user, int32_t local_expert, moe4_expert *expert)
 {
     struct workload *self = user;
     int64_t H = self->shape->hidden_size, I = self->shape->intermediate_size;
-    struct matrix_task gate_up = {generate_key(0, GENERATE_GATE_UP, 0), local_expert * 2 * I, H, self->gate_up_codes,
-                                  self->gate_up_scales};
-    struct matrix_task down = {generate_key(0, GENERATE_DOWN, 0), local_expert * H, I, self->down_codes,
-                               self->down_scales};
-    parallel_for(self->n_threads, 2 * I, matrix_run, &gate_up);
-    parallel_for(self->n_threads, H, matrix_run, &down);
-    *expert =
-        (moe4_expert){{.codes = gate_up.codes, .scales = gate_up.scales}, {.codes = down.codes, .scales = down.scales}};
+    int64_t gate_up_row = local_expert * 2 * I, down_row = local_expert * H;
+    generate_matrix(generate_weights_fast, self->n_threads, generate_key(0, GENERATE_GATE_UP, 0), gate_up_row, 2 * I, H,
+                    self->gate_up_codes, self->gate_up_scales);
+    generate_matrix(generate_weights_fast, self->n_threads, generate_key(0, GENERATE_DOWN, 0), down_row, H, I,
+                    self->down_codes, self->down_scales);
+    *expert = (moe4_expert){{.codes = self->gate_up_codes, .scales = self->gate_up_scales},
+                            {.codes = self->down_codes, .scales = self->down_scales}};
     if (self->shape->has_biases) {
-        generate_biases(generate_key(0, GENERATE_GATE_UP_BIAS, 0), gate_up.first_row, 2 * I, self->gate_up_bias);
-        generate_biases(generate_key(0, GENERATE_DOWN_BIAS, 0), down.first_row, H, self->down_bias);
+        generate_biases(generate_key(0, GENERATE_GATE_UP_BIAS, 0), gate_up_row, 2 * I, self->gate_up_bias);
+        generate_biases(generate_key(0, GENERATE_DOWN_BIAS, 0), down_row, H, self->down_bias);
         expert->gate_up.bias = self->gate_up_bias;
         expert->down.bias = self->down_bias;
         expert->gate_up.bias_dtype = expert->down.bias_dtype = MOE4_DTYPE_BF16;
