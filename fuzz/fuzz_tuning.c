@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend.h"
 #include "container.h"
 #include "fuzz.h"
 #include "tuning.h"
@@ -12,7 +13,7 @@ enum { MAX_ENTRIES = 64 };
 
 static void check_entry(const moe4_tuning_entry *entry)
 {
-    FUZZ_CHECK(tactic_is_valid(&entry->tactic) && entry->n_tokens >= 1);
+    FUZZ_CHECK(backend_cpu.tactic_is_valid(&entry->tactic) && entry->n_tokens >= 1);
     FUZZ_CHECK(entry->ms >= 0 && entry->default_ms >= 0);
 }
 

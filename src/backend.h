@@ -65,6 +65,16 @@ struct backend {
     /* Finishes a deferred call of at least one token; result has y only. */
     moe4_status (*combine)(struct moe4_context *context, const moe4_deferred *deferred, const moe4_result *result);
 
+    /* For moe4_tune: what there is to choose, the default first, ... */
+    const moe4_tactic *tactics;
+    int32_t n_tactics;
+    int (*tactic_is_valid)(const moe4_tactic *tactic);
+    /* ... how many calls are worth timing together, and the time of one of `n` that follow each other: run(user, i,
+     * stream) for i = 0..n-1. */
+    int32_t (*calls_a_sample)(int64_t n_tokens);
+    moe4_status (*time_calls)(struct moe4_context *context, int32_t n,
+                              moe4_status (*run)(void *user, int32_t index, void *stream), void *user, double *ms);
+
     /* What the device found wrong after a call had returned (moe4_context_check), and forgetting it. */
     moe4_status (*check_faults)(struct moe4_context *context);
     void (*clear_faults)(struct moe4_context *context);

@@ -45,12 +45,6 @@ static moe4_tuning_entry *find(const struct tuning *tuning, const moe4_tuning_en
     return NULL;
 }
 
-int tactic_is_valid(const moe4_tactic *tactic)
-{
-    int tile_fits = tactic->tile_tokens == 0 || (tactic->tile_tokens >= 4 && tactic->tile_tokens <= 12);
-    return tile_fits && tactic->claim_share >= 0 && tactic->claim_share <= 64;
-}
-
 static moe4_status grow(struct moe4_context *context, struct tuning *tuning)
 {
     int32_t capacity = tuning->capacity ? 2 * tuning->capacity : FIRST_CAPACITY;

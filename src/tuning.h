@@ -15,7 +15,4 @@ moe4_status tuning_put(struct moe4_context *context, const moe4_tuning_entry *en
 moe4_tactic tuning_find(const struct moe4_context *context, const struct moe4_layer *layer, moe4_compute compute,
                         int64_t n_tokens, int32_t top_k);
 
-/* The numbers of a tactic within their bounds. */
-int tactic_is_valid(const moe4_tactic *tactic);
-
 #endif

@@ -5,11 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cpu/isa.h"
-#include "cpu/pool.h"
+#include "backend.h"
 #include "io/file.h"
 #include "io/json_tree.h"
-#include "supports.h"
 #include "tuning.h"
 
 #define FORMAT "moe4 tuning, version 1"
@@ -71,12 +69,19 @@ static long long microseconds(double ms)
     return rounded < (double)MAX_MICROSECONDS ? (long long)rounded : (long long)MAX_MICROSECONDS;
 }
 
+static moe4_context_info describe(const moe4_context *context)
+{
+    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+    context->backend->describe_context(context, &info);
+    return info;
+}
+
 static void write_tuning(const moe4_context *context, FILE *file)
 {
+    const moe4_context_info info = describe(context);
     fprintf(file, "{\n  \"format\": \"%s\",\n  \"library\": \"%s\",\n  \"device\": ", FORMAT, moe4_version());
-    write_string(file, context->device_name);
-    fprintf(file, ",\n  \"isa\": \"%s\",\n  \"threads\": %d,\n  \"entries\": [", isa_name(context->isa),
-            pool_width(context->pool));
+    write_string(file, info.device_name);
+    fprintf(file, ",\n  \"isa\": \"%s\",\n  \"threads\": %d,\n  \"entries\": [", info.isa_name, info.n_threads);
     for (int32_t i = 0; i < context->tuning.n; i++) {
         const moe4_tuning_entry *entry = &context->tuning.entries[i];
         fprintf(file, "%s\n    {", i ? "," : "");
@@ -94,8 +99,6 @@ moe4_status moe4_tuning_save(moe4_context *context, const char *path)
     if (!context) return MOE4_EINVAL;
     if (context->status) return context->status;
     if (!path) return context_fail(context, MOE4_EINVAL, "path is NULL");
-    moe4_status cpu = require_cpu(context, "moe4_tuning_save");
-    if (cpu) return cpu;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
     if (length < 0 || length >= (int)sizeof temporary)
         return context_fail(context, MOE4_EINVAL, "path has %zu bytes, expected fewer than %d", strlen(path),
@@ -161,7 +164,7 @@ static moe4_status read_entry(moe4_context *context, const char *path, int64_t i
     if (!read_ms(object, "us", &entry->ms) || !read_ms(object, "default_us", &entry->default_ms))
         return context_fail(context, MOE4_EFORMAT, "%s: entry %lld: \"us\" or \"default_us\" is no integer up to %lld",
                             path, (long long)index, (long long)MAX_MICROSECONDS);
-    if (tactic_is_valid(&entry->tactic) && entry->n_tokens >= 1) return MOE4_OK;
+    if (context->backend->tactic_is_valid(&entry->tactic) && entry->n_tokens >= 1) return MOE4_OK;
     return context_fail(context, MOE4_EFORMAT, "%s: entry %lld: tactic (%d, %d) for %lld tokens does not exist", path,
                         (long long)index, entry->tactic.tile_tokens, entry->tactic.claim_share,
                         (long long)entry->n_tokens);
@@ -169,16 +172,17 @@ static moe4_status read_entry(moe4_context *context, const char *path, int64_t i
 
 static moe4_status check_origin(moe4_context *context, const char *path, const struct json_value *root)
 {
+    const moe4_context_info info = describe(context);
     int64_t threads;
     moe4_status status = check_string(context, path, root, "format", FORMAT);
     if (!status) status = check_string(context, path, root, "library", moe4_version());
-    if (!status) status = check_string(context, path, root, "device", context->device_name);
-    if (!status) status = check_string(context, path, root, "isa", isa_name(context->isa));
+    if (!status) status = check_string(context, path, root, "device", info.device_name);
+    if (!status) status = check_string(context, path, root, "isa", info.isa_name);
     if (status) return status;
     if (!read_integer(root, "threads", INT32_MAX, &threads)) threads = -1;
-    if (threads == pool_width(context->pool)) return MOE4_OK;
+    if (threads == info.n_threads) return MOE4_OK;
     return context_fail(context, MOE4_EFORMAT, "%s: threads is %lld, expected %d", path, (long long)threads,
-                        pool_width(context->pool));
+                        info.n_threads);
 }
 
 /* Twice over the entries, so that a bad one leaves the context as it was: first to check them, then to add them. */
@@ -205,8 +209,7 @@ moe4_status moe4_tuning_load(moe4_context *context, const char *path)
     if (context->status) return context->status;
     if (!path) return context_fail(context, MOE4_EINVAL, "path is NULL");
     struct file_text text;
-    moe4_status status = require_cpu(context, "moe4_tuning_load");
-    if (!status) status = file_read_all(context, path, MAX_FILE_BYTES, &text);
+    moe4_status status = file_read_all(context, path, MAX_FILE_BYTES, &text);
     if (status) return status;
     struct arena arena = {0};
     struct json_value *root;

@@ -76,3 +76,9 @@ says "$work/times.svg" "</svg>"
 # shellcheck disable=SC2086
 expect 0 bench --backend cuda $small
 says "$out" "copied (read and written)"
+expect 0 tune "$model" --backend cuda --max-tokens 40 --ms 1 --json --output "$work/tuning"
+json tokens tile_tokens claim_share=0 ms default_ms
+says "$work/tuning" '"isa": "sm_'
+expect 0 run "$model" --tokens 30 --backend cuda --tuning "$work/tuning" --check
+expect 1 run "$model" --tokens 30 --tuning "$work/tuning"
+says "$err" "device is \""

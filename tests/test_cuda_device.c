@@ -1,20 +1,22 @@
-/* What only a GPU has: bytes packed there are the host's, faults that are found after a call has returned, graphs whose
- * inputs and token count change between replays, layers, contexts and devices side by side. */
+/* What only a GPU has: faults that are found after a call has returned, graphs whose inputs and token count change
+ * between replays, layers, contexts and devices side by side, tuning there. */
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <cuda_runtime_api.h>
 
 #include "backend.h"
 #include "call.h"
-#include "cuda/prepared.h"
 #include "test_cuda_host.h"
+#include "tuning.h"
 
 #undef moe4_forward_router /* the others wait for the device, which a capture must not */
 moe4_status moe4_forward_router(moe4_context *context, const moe4_layer *layer, const moe4_batch *batch,
@@ -27,154 +29,6 @@ enum { H = 160, I = 96, E = 9, A = 3, T = 61 };
 static void check(cudaError_t error)
 {
     if (error) fail_msg("%s", cudaGetErrorString(error));
-}
-
-/* ---- Packing ---- */
-
-struct host_copy {
-    uint8_t *tiles;
-    float *bias, *unit;
-};
-
-static void *download(moe4_context *context, const moe4_layer *layer, const struct layer_part *part)
-{
-    void *bytes = malloc((size_t)part->n_bytes);
-    assert_int_equal(layer->backend->download_part(context, layer, bytes, *part->slot, (size_t)part->n_bytes), MOE4_OK);
-    return bytes;
-}
-
-/* Matrix m of all experts, as the host packs it, against what the device has. */
-static void check_matrix(const moe4_layer *layer, const moe4_expert *experts, int m, const struct host_copy *got,
-                         const uint8_t *is_exact)
-{
-    const struct cuda_prepared *prepared = layer->prepared;
-    const struct cuda_matrix *matrix = m ? &prepared->down : &prepared->gate_up;
-    const size_t tile_bytes = (size_t)matrix->n_steps * CUDA_STEP_BYTES;
-    uint8_t *tile = malloc(tile_bytes);
-    for (int32_t l = 0; l < layer->L; l++) {
-        const moe4_matrix *from = m ? &experts[l].down : &experts[l].gate_up;
-        int32_t bases[2] = {cuda_scale_base(&experts[l].gate_up, &prepared->gate_up.order, layer->H),
-                            cuda_scale_base(&experts[l].down, &prepared->down.order, layer->I)};
-        assert_int_equal(is_exact[l], bases[0] < 0 || bases[1] < 0);
-        const int32_t base = is_exact[l] ? CUDA_RAW_BASE : bases[m];
-        assert_true(got->unit[l] == (is_exact[l] ? 1.0f : ldexpf(1.0f, base)));
-        for (int32_t t = 0; t < matrix->n_tiles; t++) {
-            const int64_t index = (int64_t)l * matrix->n_tiles + t;
-            float bias[CUDA_TILE_ROWS];
-            cuda_pack_tile(from, matrix->K, &matrix->order, t, base, tile, bias);
-            assert_memory_equal(tile, got->tiles + (size_t)index * tile_bytes, tile_bytes);
-            assert_memory_equal(bias, got->bias + index * CUDA_TILE_ROWS, sizeof bias);
-        }
-    }
-    free(tile);
-}
-
-static void check_packed(moe4_gate_up order, moe4_activation activation, int64_t padding)
-{
-    struct buffers buffers = {BUFFERS_PLAIN, NULL};
-    moe4_layer_config config = layer_config(H, I, E, A);
-    config.gate_up = order;
-    config.activation = activation;
-    config.alpha = config.beta = config.limit = (moe4_param)MOE4_PARAM_INIT;
-    if (padding) config.stored_intermediate_size = I + padding;
-    struct weight_plan weights = {.biases = BIAS_GATE_UP, .bias_dtype = MOE4_DTYPE_BF16, .seed = 8};
-    moe4_expert *experts = weights_create(&buffers, &config, &weights);
-    memset((uint8_t *)experts[2].down.scales, 251, (size_t)H * I / 32); /* a base of its own */
-    ((uint8_t *)experts[4].gate_up.scales)[7] = 255;                    /* the exact kernel's */
-    memset((uint8_t *)experts[5].gate_up.codes, 0x80, 16);              /* minus zeros: as good as any */
-    ((uint8_t *)experts[5].gate_up.scales)[0] = 254;
-    moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
-    moe4_layer *layer = layer_open(context, &config, experts);
-    struct layer_part parts[MAX_PARTS];
-    int32_t n_parts;
-    assert_int_equal(layer->backend->list_parts(context, layer, parts, &n_parts), MOE4_OK);
-    assert_int_equal(n_parts, 7);
-    uint8_t *is_exact = download(context, layer, &parts[6]);
-    assert_int_equal(is_exact[4], 1);
-    assert_int_equal(is_exact[5], 0);
-    for (int m = 0; m < 2; m++) {
-        struct host_copy got = {download(context, layer, &parts[m]), download(context, layer, &parts[2 + m]),
-                                download(context, layer, &parts[4 + m])};
-        check_matrix(layer, experts, m, &got, is_exact);
-        free(got.tiles);
-        free(got.bias);
-        free(got.unit);
-    }
-    free(is_exact);
-    moe4_layer_destroy(layer);
-    moe4_context_destroy(context);
-    buffers_release(&buffers);
-}
-
-static void test_packed_bytes(void **state)
-{
-    (void)state;
-    check_packed(MOE4_GATE_UP_INTERLEAVED, MOE4_ACTIVATION_SILU, 0);
-    check_packed(MOE4_GATE_UP_GATE_FIRST, MOE4_ACTIVATION_SILU, 32);
-    check_packed(MOE4_GATE_UP_UP_FIRST, MOE4_ACTIVATION_SILU, 8);
-    check_packed(MOE4_GATE_UP_NONE, MOE4_ACTIVATION_RELU2, 0);
-}
-
-/* The same matrix in memory that the copy engine cannot read, rows apart. */
-static moe4_matrix spread_matrix(const moe4_matrix *from, int64_t rows, int64_t K)
-{
-    const size_t code_bytes = (size_t)K / 2, scale_bytes = (size_t)K / 32, gap = 24;
-    uint8_t *codes = malloc((size_t)rows * (code_bytes + gap)), *scales = malloc((size_t)rows * (scale_bytes + gap));
-    for (size_t row = 0; row < (size_t)rows; row++) {
-        memcpy(codes + row * (code_bytes + gap), from->codes + row * code_bytes, code_bytes);
-        memcpy(scales + row * (scale_bytes + gap), from->scales + row * scale_bytes, scale_bytes);
-    }
-    moe4_matrix matrix = *from;
-    matrix.codes = codes;
-    matrix.scales = scales;
-    matrix.codes_row_bytes = (int64_t)(code_bytes + gap);
-    matrix.scales_row_bytes = (int64_t)(scale_bytes + gap);
-    return matrix;
-}
-
-static void free_matrix(const moe4_matrix *matrix)
-{
-    free((void *)matrix->codes);
-    free((void *)matrix->scales);
-}
-
-static void expect_equal_parts(moe4_context *context, const moe4_layer *first, const moe4_layer *second)
-{
-    struct layer_part parts[2][MAX_PARTS];
-    int32_t n_parts;
-    assert_int_equal(first->backend->list_parts(context, first, parts[0], &n_parts), MOE4_OK);
-    assert_int_equal(second->backend->list_parts(context, second, parts[1], &n_parts), MOE4_OK);
-    for (int32_t i = 0; i < n_parts; i++) {
-        void *a = download(context, first, &parts[0][i]), *b = download(context, second, &parts[1][i]);
-        assert_memory_equal(a, b, (size_t)parts[0][i].n_bytes);
-        free(a);
-        free(b);
-    }
-}
-
-/* Weights of several pieces of the ring, and memory of both kinds: equal bytes. */
-static void test_sources(void **state)
-{
-    (void)state;
-    enum { WIDE_H = 2880, WIDE_I = 3104, FEW = 3 };
-    struct buffers buffers = {BUFFERS_PLAIN, NULL};
-    moe4_layer_config config = layer_config(WIDE_H, WIDE_I, FEW, 1);
-    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 9};
-    moe4_expert *pinned = weights_create(&buffers, &config, &weights), pageable[FEW];
-    for (int l = 0; l < FEW; l++)
-        pageable[l] = (moe4_expert){spread_matrix(&pinned[l].gate_up, 2 * WIDE_I, WIDE_H),
-                                    spread_matrix(&pinned[l].down, WIDE_H, WIDE_I)};
-    moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
-    moe4_layer *first = layer_open(context, &config, pinned), *second = layer_open(context, &config, pageable);
-    expect_equal_parts(context, first, second);
-    moe4_layer_destroy(second);
-    moe4_layer_destroy(first);
-    moe4_context_destroy(context);
-    for (int l = 0; l < FEW; l++) {
-        free_matrix(&pageable[l].gate_up);
-        free_matrix(&pageable[l].down);
-    }
-    buffers_release(&buffers);
 }
 
 /* ---- Layers and calls ---- */
@@ -482,6 +336,66 @@ static void test_devices(void **state)
     release_call(c);
 }
 
+/* A thread that runs a call of its own again and again, on a device that is not its current one. */
+struct caller {
+    moe4_context *context;
+    moe4_layer *layer;
+    struct call call;
+    cudaStream_t stream;
+    moe4_status status;
+    cudaError_t error;
+};
+
+static void *caller_run(void *user)
+{
+    struct caller *self = user;
+    for (int i = 0; i < 100 && !self->status && !self->error; i++) {
+        self->status =
+            moe4_forward_router(self->context, self->layer, &self->call.batch, &self->call.logits, &self->call.result);
+        self->error = cudaStreamSynchronize(self->stream);
+    }
+    return NULL;
+}
+
+/* Threads at once, each with its context and layer, on devices in turn: what the first device gives alone. */
+static void test_threads(void **state)
+{
+    (void)state;
+    enum { N_THREADS = 4 };
+    int count;
+    check(cudaGetDeviceCount(&count));
+    struct layer_call *c = prepare_call(0, 52);
+    call_must_run(&c->buffers, c->context, c->layer, &c->call);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 52};
+    moe4_expert *experts = weights_create(&c->buffers, &c->config, &weights);
+    struct caller callers[N_THREADS] = {{0}};
+    pthread_t threads[N_THREADS];
+    for (int i = 0; i < N_THREADS; i++) {
+        struct caller *caller = &callers[i];
+        caller->context = open_on(i % count, gpu_isa());
+        caller->layer = layer_open(caller->context, &c->config, experts);
+        caller->call = call_create(&c->buffers, &c->config, &c->call.plan);
+        check(cudaSetDevice(i % count));
+        check(cudaStreamCreateWithFlags(&caller->stream, cudaStreamNonBlocking));
+        check(cudaSetDevice(0));
+        caller->call.batch.stream = caller->stream;
+        call_must_run(&c->buffers, caller->context, caller->layer, &caller->call);
+        check(cudaStreamSynchronize(caller->stream));
+        memset(caller->call.result.y, 0xFF, caller->call.y_bytes);
+    }
+    for (int i = 0; i < N_THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, caller_run, &callers[i]), 0);
+    for (int i = 0; i < N_THREADS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < N_THREADS; i++) {
+        assert_int_equal(callers[i].status, MOE4_OK);
+        check(callers[i].error);
+        call_compare(&c->call, &callers[i].call);
+        check(cudaStreamDestroy(callers[i].stream));
+        moe4_layer_destroy(callers[i].layer);
+        moe4_context_destroy(callers[i].context);
+    }
+    release_call(c);
+}
+
 /* ---- Levels ---- */
 
 /* A layer of the portable level runs on both, with the same bits; one of Hopper's only there. */
@@ -511,11 +425,80 @@ static void test_levels(void **state)
     release_call(c);
 }
 
+/* ---- Tuning ---- */
+
+static void use_tactic(moe4_context *context, const moe4_layer *layer, int32_t tile_tokens)
+{
+    moe4_tuning_entry entry = MOE4_TUNING_ENTRY_INIT;
+    entry.hidden_size = layer->H;
+    entry.intermediate_size = layer->I;
+    entry.n_local_experts = layer->L;
+    entry.top_k = A;
+    entry.n_tokens = 64;
+    entry.tactic.tile_tokens = tile_tokens;
+    assert_true(context->backend->tactic_is_valid(&entry.tactic));
+    assert_int_equal(tuning_put(context, &entry), MOE4_OK);
+}
+
+static void test_tactics_change_nothing(void **state)
+{
+    (void)state;
+    static const int32_t tiles[] = {8, 16, 24, 40, 64, 96, 128, 160};
+    struct layer_call *c = prepare_call(0, 71);
+    call_must_run(&c->buffers, c->context, c->layer, &c->call);
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
+        struct call call = call_create(&c->buffers, &c->config, &c->call.plan);
+        use_tactic(c->context, c->layer, tiles[i]);
+        call_must_run(&c->buffers, c->context, c->layer, &call);
+        call_compare(&c->call, &call);
+    }
+    release_call(c);
+}
+
+static int count_buckets(void *user, const moe4_tuning_entry *entry, int32_t n_done, int32_t n_buckets)
+{
+    (void)n_buckets;
+    *(int32_t *)user = n_done;
+    assert_true(entry->ms > 0 && entry->ms <= entry->default_ms);
+    return 0;
+}
+
+/* Measured, saved, and loaded into another context of the device; the CPU's refuses it. */
+static void test_tuning(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/moe4-tuning-XXXXXX";
+    int32_t n_done = 0;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    struct layer_call *c = prepare_call(0, 72);
+    moe4_tune_options options = MOE4_TUNE_OPTIONS_INIT;
+    options.max_tokens = 600;
+    options.ms_a_choice = 0.1;
+    options.progress = count_buckets;
+    options.user = &n_done;
+    assert_int_equal(moe4_tune(c->context, c->layer, &options), MOE4_OK);
+    assert_int_equal(n_done, 11); /* 1 2 4 .. 256 512 600 */
+    assert_int_equal(moe4_tuning_save(c->context, path), MOE4_OK);
+    moe4_context *same = open_on(0, c->context->isa);
+    assert_int_equal(moe4_tuning_load(same, path), MOE4_OK);
+    assert_int_equal(moe4_tuning_count(same), 11);
+    moe4_context *cpu = NULL;
+    moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+    assert_int_equal(moe4_context_create(&config, &cpu), MOE4_OK);
+    assert_int_equal(moe4_tuning_load(cpu, path), MOE4_EFORMAT);
+    assert_non_null(strstr(moe4_context_message(cpu), "device is \""));
+    assert_int_equal(moe4_tune(cpu, c->layer, &options), MOE4_EINVAL);
+    moe4_context_destroy(cpu);
+    moe4_context_destroy(same);
+    release_call(c);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_packed_bytes),
-        cmocka_unit_test(test_sources),
         cmocka_unit_test(test_unchosen_experts),
         cmocka_unit_test(test_rows_far_apart),
         cmocka_unit_test(test_bad_token_ids),
@@ -524,7 +507,10 @@ int main(void)
         cmocka_unit_test(test_graph_replay),
         cmocka_unit_test(test_layers_and_contexts),
         cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_tactics_change_nothing),
+        cmocka_unit_test(test_tuning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

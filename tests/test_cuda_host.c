@@ -34,7 +34,13 @@ int is_cpu_tested(void)
 
 int32_t n_computes(void)
 {
-    return gpu_isa() == MOE4_ISA_SM_80 ? MOE4_COMPUTE_FP8 : MOE4_COMPUTE_INT8; /* the first that there is not */
+    static int32_t n; /* the first that there is not, at the level that the device has or is told to take */
+    if (n) return n;
+    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+    moe4_context *context = context_open(gpu_isa(), 1);
+    assert_int_equal(moe4_context_describe(context, &info), MOE4_OK);
+    moe4_context_destroy(context);
+    return n = info.isa == MOE4_ISA_SM_80 ? MOE4_COMPUTE_FP8 : MOE4_COMPUTE_INT8;
 }
 
 moe4_isa gpu_isa(void)

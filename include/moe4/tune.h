@@ -14,9 +14,10 @@ extern "C" {
 
 /* Zero in a field = the default. */
 typedef struct moe4_tactic {
-    int32_t tile_tokens; /* CPU: the most routed rows that a kernel takes together, 4..12 */
-    int32_t
-        claim_share; /* CPU: a thread claims at most 1/claim_share of its fair share of the weights at once, 1..64 */
+    /* The most routed rows that a kernel takes together.  CPU: 4..12.  CUDA: a multiple of 8 up to 160; 8 also means
+     * the GEMM for few rows an expert, where the GPU and the layer's sizes have it. */
+    int32_t tile_tokens;
+    int32_t claim_share; /* CPU: a thread claims at most 1/this of its fair share of the weights at once, 1..64 */
 } moe4_tactic;
 
 /* The batch size whose tactic serves a batch of n_tokens: n_tokens rounded up to a power of two up to 256, to a
@@ -31,7 +32,7 @@ typedef struct moe4_tuning_entry {
     moe4_compute compute;
     int64_t n_tokens; /* the bucket */
     moe4_tactic tactic;
-    double ms;         /* median of the choice */
+    double ms;         /* median of the choice, a call */
     double default_ms; /* median of the default */
 } moe4_tuning_entry;
 #define MOE4_TUNING_ENTRY_INIT                                                                                         \
@@ -57,7 +58,9 @@ typedef struct moe4_tune_options {
 /* Measures every tactic on every bucket up to max_tokens, with random x and uniform random experts, and keeps the
  * fastest in the context, where later calls of layers of this shape find it.  Each tactic's output is compared with the
  * default's, bit for bit, before it is trusted.  Nothing else should run meanwhile.  options may be NULL.
- * Allocates what a batch of max_tokens needs.  MOE4_EUNSUPPORTED for a layer or mode that the context cannot run. */
+ * On CUDA calls are timed by the device, up to eight of them captured in a graph, on a stream of their own.
+ * Allocates what a batch of max_tokens needs.  MOE4_EUNSUPPORTED for a layer or mode that the context cannot run;
+ * MOE4_EINVAL for a layer of another device. */
 MOE4_API moe4_status moe4_tune(moe4_context *context, const moe4_layer *layer, const moe4_tune_options *options);
 
 /* What the context knows, in no particular order; MOE4_EINVAL past the end. */

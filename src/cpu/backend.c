@@ -1,6 +1,8 @@
 /* The CPU behind the seam. */
 #include "backend.h"
 
+#include <time.h>
+
 #include "cpu/combine.h"
 #include "cpu/forward.h"
 #include "cpu/isa.h"
@@ -96,6 +98,40 @@ static void cpu_clear_faults(struct moe4_context *context)
     (void)context;
 }
 
+/* ---- Tuning ------------------------------------------------------------------------------------------------------ */
+
+static const moe4_tactic cpu_tactics[] = {{0, 0}, {6, 0}, {8, 0}, {10, 0}, {0, 1}, {0, 2}, {0, 16}, {6, 2}};
+
+static int cpu_tactic_is_valid(const moe4_tactic *tactic)
+{
+    int tile_fits = tactic->tile_tokens == 0 || (tactic->tile_tokens >= 4 && tactic->tile_tokens <= 12);
+    return tile_fits && tactic->claim_share >= 0 && tactic->claim_share <= 64;
+}
+
+static int32_t cpu_calls_a_sample(int64_t n_tokens)
+{
+    (void)n_tokens;
+    return 1;
+}
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static moe4_status cpu_time_calls(struct moe4_context *context, int32_t n,
+                                  moe4_status (*run)(void *user, int32_t index, void *stream), void *user, double *ms)
+{
+    (void)context;
+    moe4_status status = MOE4_OK;
+    const double start = now_ms();
+    for (int32_t i = 0; !status && i < n; i++) status = run(user, i, NULL);
+    *ms = (now_ms() - start) / n;
+    return status;
+}
+
 const struct backend backend_cpu = {.open = cpu_open,
                                     .close = cpu_close,
                                     .describe_context = cpu_describe_context,
@@ -112,5 +148,10 @@ const struct backend backend_cpu = {.open = cpu_open,
                                     .workspace_bytes = cpu_workspace_bytes,
                                     .forward = forward_run,
                                     .combine = combine_deferred,
+                                    .tactics = cpu_tactics,
+                                    .n_tactics = sizeof cpu_tactics / sizeof *cpu_tactics,
+                                    .tactic_is_valid = cpu_tactic_is_valid,
+                                    .calls_a_sample = cpu_calls_a_sample,
+                                    .time_calls = cpu_time_calls,
                                     .check_faults = cpu_check_faults,
                                     .clear_faults = cpu_clear_faults};

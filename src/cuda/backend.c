@@ -95,6 +95,44 @@ static void cuda_clear_faults(struct moe4_context *context)
     memset(context->cuda->faults, 0, N_FAULTS * sizeof *context->cuda->faults);
 }
 
+/* ---- Tuning ------------------------------------------------------------------------------------------------------ */
+
+static const moe4_tactic cuda_tactics[] = {{0, 0}, {STREAM_ROWS, 0}, {MAX_TOKENS, 0}, {128, 0}, {96, 0}, {64, 0}};
+
+static int cuda_tactic_is_valid(const moe4_tactic *tactic)
+{
+    const int32_t rows = tactic->tile_tokens;
+    return rows >= 0 && rows <= MAX_TOKENS && rows % 8 == 0 && tactic->claim_share == 0;
+}
+
+/* So many that what a launch costs counts for little. */
+static int32_t cuda_calls_a_sample(int64_t n_tokens)
+{
+    return n_tokens <= 512 ? 8 : n_tokens <= 2048 ? 2 : 1;
+}
+
+static moe4_status cuda_time_calls(struct moe4_context *context, int32_t n,
+                                   moe4_status (*run)(void *user, int32_t index, void *stream), void *user, double *ms)
+{
+    const int32_t previous = device_enter(context->cuda->index);
+    cuda_stream stream = NULL;
+    cuda_recording recording = NULL;
+    moe4_status status = device_stream_create(context, &stream);
+    if (!status) status = device_record_begin(context, stream);
+    if (!status) {
+        for (int32_t i = 0; !status && i < n; i++) status = run(user, i, stream);
+        const moe4_status ended = device_record_end(context, stream, &recording); /* however the calls went */
+        if (!status) status = ended;
+    }
+    if (!status) status = device_replay(context, recording, stream, ms);
+    if (!status) status = device_replay(context, recording, stream, ms); /* the first uploads the graph */
+    *ms /= n;
+    device_recording_destroy(recording);
+    device_stream_destroy(stream);
+    device_leave(previous);
+    return status;
+}
+
 const struct backend backend_cuda = {.open = cuda_open,
                                      .close = cuda_close,
                                      .describe_context = cuda_describe_context,
@@ -113,5 +151,10 @@ const struct backend backend_cuda = {.open = cuda_open,
                                      .workspace_bytes = cuda_workspace_bytes,
                                      .forward = cuda_forward,
                                      .combine = cuda_combine,
+                                     .tactics = cuda_tactics,
+                                     .n_tactics = sizeof cuda_tactics / sizeof *cuda_tactics,
+                                     .tactic_is_valid = cuda_tactic_is_valid,
+                                     .calls_a_sample = cuda_calls_a_sample,
+                                     .time_calls = cuda_time_calls,
                                      .check_faults = cuda_check_faults,
                                      .clear_faults = cuda_clear_faults};

@@ -153,6 +153,42 @@ moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream)
     return device_check(context, cudaStreamSynchronize(stream), "waiting for the device");
 }
 
+moe4_status device_record_begin(struct moe4_context *context, cuda_stream stream)
+{
+    return device_check(context, cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording");
+}
+
+moe4_status device_record_end(struct moe4_context *context, cuda_stream stream, cuda_recording *recording)
+{
+    cudaGraph_t graph = NULL;
+    int error = cudaStreamEndCapture(stream, &graph);
+    if (!error) error = cudaGraphInstantiate(recording, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    return device_check(context, error, "recording");
+}
+
+moe4_status device_replay(struct moe4_context *context, cuda_recording recording, cuda_stream stream, double *ms)
+{
+    cudaEvent_t begin = NULL, end = NULL;
+    float elapsed = 0;
+    int error = cudaEventCreate(&begin);
+    if (!error) error = cudaEventCreate(&end);
+    if (!error) error = cudaEventRecord(begin, stream);
+    if (!error) error = cudaGraphLaunch(recording, stream);
+    if (!error) error = cudaEventRecord(end, stream);
+    if (!error) error = cudaEventSynchronize(end);
+    if (!error) error = cudaEventElapsedTime(&elapsed, begin, end);
+    device_event_destroy(begin);
+    device_event_destroy(end);
+    *ms = elapsed;
+    return device_check(context, error, "running what was recorded");
+}
+
+void device_recording_destroy(cuda_recording recording)
+{
+    if (recording) cudaGraphExecDestroy(recording);
+}
+
 moe4_status device_upload(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream)
 {
     return device_check(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy to the device");

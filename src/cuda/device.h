@@ -51,6 +51,15 @@ void device_stream_destroy(cuda_stream stream); /* NULL is fine */
 moe4_status device_stream_follow(struct moe4_context *context, cuda_stream stream, cuda_event event);
 moe4_status device_stream_wait(struct moe4_context *context, cuda_stream stream);
 
+/* Work given to a stream between these two is kept instead of run, ... */
+struct CUgraphExec_st; /* what a cudaGraphExec_t points to */
+typedef struct CUgraphExec_st *cuda_recording;
+moe4_status device_record_begin(struct moe4_context *context, cuda_stream stream);
+moe4_status device_record_end(struct moe4_context *context, cuda_stream stream, cuda_recording *recording);
+/* ... to be run as often as wanted: until it is done; in milliseconds of the device. */
+moe4_status device_replay(struct moe4_context *context, cuda_recording recording, cuda_stream stream, double *ms);
+void device_recording_destroy(cuda_recording recording); /* NULL is fine */
+
 moe4_status device_upload(struct moe4_context *context, void *to, const void *from, size_t bytes, cuda_stream stream);
 /* Rows of `width` bytes, `pitch` apart, in memory of any kind, dense on the device. */
 moe4_status device_upload_rows(struct moe4_context *context, void *to, const void *from, size_t pitch, size_t width,

@@ -2,6 +2,7 @@
 
 #include "context.h"
 #include "cuda/device.h"
+#include "tuning.h"
 
 static void place(struct cuda_forward *f)
 {
@@ -48,20 +49,29 @@ static void *slots_at(void *array, int64_t first)
 
 /* ---- Which kernels ----------------------------------------------------------------------------------------------- */
 
-/* Where experts have few rows, decoding their weights is all the work, and the streaming GEMM is best at that; with
- * more, its tiles of 8 rows would decode them too often, and waiting for x costs more where it has a single buffer. */
-static int is_streamed(const struct cuda_forward *f)
+/* Whether the streaming GEMM takes this layer: how many buffers of x it has room for. */
+static int32_t stream_room(const struct cuda_forward *f)
 {
     const int32_t gate_up = stream_buffers(f->prepared->gate_up.n_steps);
-    const int32_t down = stream_buffers(f->prepared->down.n_steps), buffers = gate_up < down ? gate_up : down;
-    const int64_t rows = f->plan.chunk_tokens * f->A;
-    return !f->prepared->is_fp8 && f->prepared->level->gemm_stream && buffers &&
-           rows <= (int64_t)f->layer->L * (buffers == 2 ? 5 : 2);
+    const int32_t down = stream_buffers(f->prepared->down.n_steps);
+    if (f->prepared->is_fp8 || !f->prepared->level->gemm_stream) return 0;
+    return gate_up < down ? gate_up : down;
 }
 
+/* Where experts have few rows, decoding their weights is all the work, and the streaming GEMM is best at that; with
+ * more, its tiles of 8 rows would decode them too often, and waiting for x costs more where it has a single buffer. */
+static int has_few_rows(const struct cuda_forward *f, int32_t buffers)
+{
+    return f->plan.chunk_tokens * f->A <= (int64_t)f->layer->L * (buffers == 2 ? 5 : 2);
+}
+
+/* By what was measured (moe4_tune), else by rules that are good everywhere. */
 static void choose_kernels(struct cuda_forward *f)
 {
-    f->is_streamed = is_streamed(f);
+    const int32_t rows = tuning_find(f->context, f->layer, f->batch->compute, f->batch->n_tokens, f->A).tile_tokens;
+    const int32_t buffers = stream_room(f);
+    f->is_streamed = buffers && (rows ? rows == STREAM_ROWS : has_few_rows(f, buffers));
+    f->tile_rows = f->is_streamed ? STREAM_ROWS : rows ? rows : MAX_TOKENS;
     f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
                            is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
 }
@@ -106,7 +116,7 @@ static struct group_call group_call_of(const struct cuda_forward *f)
     return (struct group_call){.T = f->T,
                                .top_k = f->A,
                                .L = f->layer->L,
-                               .tile_rows = f->is_streamed ? STREAM_ROWS : MAX_TOKENS,
+                               .tile_rows = f->tile_rows,
                                .locals = f->locals + f->first_slot,
                                .is_exact = f->prepared->is_exact,
                                .ticket = f->numbers + TICKET,

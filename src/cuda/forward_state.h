@@ -17,6 +17,7 @@ struct cuda_forward {
     int weights_on_input;
     int is_chunked;
     int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream */
+    int32_t tile_rows;                  /* most of a token tile */
     cuda_stream stream;
 
     struct token_count T; /* the chunk's */
