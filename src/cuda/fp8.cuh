@@ -190,7 +190,7 @@ static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v,
         for (int c = 0; c < 2; c++) {
             const int row = 8 * j + lane % 4 * 2 + c;
             if (row >= tokens.n_rows) continue;
-            const float scale = x_scales[row];
+            const float scale = __ldcg(&x_scales[row]);
             const float low = total[4 * j + c] * rows.unit * scale + rows.bias[0];
             const float high = total[4 * j + 2 + c] * rows.unit * scale + rows.bias[1];
             const uint32_t to = v + row * V_PITCH + column * 2;
@@ -221,7 +221,8 @@ static __device__ __forceinline__ void store_z(const fp8_call &call, const token
                                                                 total[4 * j + 2 + c] * rows.unit + rows.bias[1]);
 }
 
-/* What the epilogue and the next item's start will read, while there is time. */
+/* What the epilogue and the next item's start will read, while there is time.  Not x's scales: the kernel that writes
+ * them may still run. */
 template <kind k>
 static __device__ __forceinline__ void prefetch_pass(const fp8_call &call, const token_tile &tokens, int tile)
 {
@@ -230,8 +231,6 @@ static __device__ __forceinline__ void prefetch_pass(const fp8_call &call, const
     if (thread < 2) prefetch(call.bias + index * CUDA_TILE_ROWS + thread * 32);
     if (thread == 2) prefetch(call.unit + tokens.l);
     if (thread == 3) prefetch(call.params + tokens.l);
-    if (k == GATE_UP && thread * 32 < tokens.n_rows + 32)
-        prefetch(call.x.scales + tokens.first_row + min(thread * 32, tokens.n_rows - 1));
 }
 
 template <kind k, moe4_activation activation, int N>

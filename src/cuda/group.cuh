@@ -96,6 +96,7 @@ template <int warps> static __device__ void group_block(const group_call &call, 
     cut_tiles<warps>(call, totals, first_rows, 0, call.tiles);
     if (call.exact_tiles) cut_tiles<warps>(call, totals, first_rows, 1, call.exact_tiles);
     __syncthreads();
+    for (int32_t l = threadIdx.x; l < call.L; l += warps * 32) call.first[l] = first_rows[l];
     if (slot >= n_slots) return;
     const int32_t row = local < 0 ? -1 : first_rows[local] + counts[local] + before;
     call.row_map[slot] = row;
