@@ -40,6 +40,8 @@ struct convert {
     moe4_layer_reader *reader; /* of the layer last asked for */
     int32_t reader_layer;
     int32_t n_layers;
+    int64_t n_left_out;
+    const char *left_out; /* one of these tensors */
     double started;
 };
 
@@ -159,16 +161,22 @@ static int plan_routers(struct convert *self)
     return code;
 }
 
-/* What is not an MXFP4 expert stays as it is; with --layers only what belongs to these. */
+/* What is not an MXFP4 expert stays as it is; with --layers only what belongs to these.  Scales of activations have no
+ * place in another layout. */
 static int plan_others(struct convert *self)
 {
-    int code = EXIT_OK;
+    int code = EXIT_OK, is_same_layout = storage_has_config((storage_kind)self->to, self->source_config);
     for (int64_t i = 0; !code && i < moe4_tensors_count(self->tensors); ++i) {
         const moe4_tensor *tensor = moe4_tensors_get(self->tensors, i);
         int32_t layer = -1;
         moe4_tensor_role role = moe4_checkpoint_role(self->checkpoint, tensor, &layer);
         if (role == MOE4_ROLE_EXPERT && layer_is_mxfp4(self, layer)) continue;
         if (self->layers.count && (role == MOE4_ROLE_OTHER || !layer_is_wanted(self, layer))) continue;
+        if (role == MOE4_ROLE_UNUSED && layer_is_mxfp4(self, layer) && !is_same_layout) {
+            ++self->n_left_out;
+            self->left_out = tensor->name;
+            continue;
+        }
         code = plan_copy(self, tensor, tensor->name);
     }
     return code;
@@ -280,6 +288,7 @@ static void report(const struct convert *self)
         json_put_text(object, "to", storage_words[self->to]);
         json_put_text(object, "contents", self->contents);
         json_put_integer(object, "layers", self->n_layers);
+        json_put_integer(object, "tensors_left_out", self->n_left_out);
         output_json(&self->output, seconds, object);
         report_json(object);
         return;
@@ -287,6 +296,9 @@ static void report(const struct convert *self)
     report_title("%s", self->target);
     report_field("contents", "%s, %s of MXFP4 experts from \"%s\" to %s", self->contents,
                  human_plural(self->n_layers, "layer").text, self->info.layout, storage_words[self->to]);
+    if (self->n_left_out)
+        report_field("left out", "%s that the layout has no place for, such as %s",
+                     human_plural(self->n_left_out, "tensor").text, self->left_out);
     output_report(&self->output, seconds);
 }
 
@@ -343,7 +355,8 @@ static int convert_run(struct convert *self)
         return fail_library(self->context);
     self->tensors = moe4_checkpoint_tensors(self->checkpoint);
     if (self->to >= STORAGE_GGUF) return convert_to_gguf(self);
-    int code = config_read(self);
+    int code = output_check_apart(self->source, self->target);
+    if (!code) code = config_read(self);
     if (code) return code;
     self->experts = expert_output_begin(&self->output, storage_find((storage_kind)self->to, self->source_config),
                                         convert_feed(self));

@@ -61,6 +61,13 @@ static struct expert_name expert_name(const char *name)
     return (struct expert_name){found + sizeof word - 1, end, number};
 }
 
+/* Whether a tensor is one expert's, of many that are alike. */
+static int is_numbered(const struct shown_tensor *shown)
+{
+    int is_expert = shown->role == MOE4_ROLE_EXPERT || shown->role == MOE4_ROLE_UNUSED;
+    return is_expert && expert_name(shown->tensor->name).number >= 0;
+}
+
 struct label {
     char text[256];
 };
@@ -71,7 +78,7 @@ static struct label tensor_text(const struct shown_tensor *shown)
     struct label result;
     const char *name = shown->tensor->name;
     struct expert_name parts = expert_name(name);
-    if (shown->role == MOE4_ROLE_EXPERT && parts.number >= 0)
+    if (is_numbered(shown))
         snprintf(result.text, sizeof result.text, "%.*s*%s", (int)(parts.before - name), name, parts.after);
     else
         snprintf(result.text, sizeof result.text, "%s", name);
@@ -81,7 +88,7 @@ static struct label tensor_text(const struct shown_tensor *shown)
 /* Tensors that this one stands for. */
 static int32_t tensor_count(const struct shown_tensor *shown, const moe4_layer_config *config)
 {
-    return shown->role == MOE4_ROLE_EXPERT && expert_name(shown->tensor->name).number >= 0 ? config->n_experts : 1;
+    return is_numbered(shown) ? config->n_experts : 1;
 }
 
 static const char *role_word(moe4_tensor_role role)
@@ -90,7 +97,8 @@ static const char *role_word(moe4_tensor_role role)
                                         [MOE4_ROLE_EXPERT] = "expert",
                                         [MOE4_ROLE_ROUTER] = "router",
                                         [MOE4_ROLE_SHARED_EXPERT] = "shared expert",
-                                        [MOE4_ROLE_LATENT] = "latent projection"};
+                                        [MOE4_ROLE_LATENT] = "latent projection",
+                                        [MOE4_ROLE_UNUSED] = "unused"};
     return words[role];
 }
 
@@ -106,7 +114,7 @@ static int collect_tensors(struct inspect *inspect)
         inspect->tensor_bytes += shown.tensor->n_bytes;
         shown.role = moe4_checkpoint_role(inspect->checkpoint, shown.tensor, &shown.layer);
         if (shown.role == MOE4_ROLE_OTHER) continue;
-        if (shown.role == MOE4_ROLE_EXPERT && expert_name(shown.tensor->name).number > 0) continue;
+        if (is_numbered(&shown) && expert_name(shown.tensor->name).number > 0) continue;
         inspect->shown[inspect->n_shown++] = shown;
     }
     return EXIT_OK;

@@ -182,6 +182,7 @@ static int quantize_run(struct quantize *self)
 {
     int is_folder = self->to < STORAGE_GGUF;
     char what[128];
+    if (output_check_apart(self->source, self->target)) return EXIT_FAILED;
     self->source_config = storage_config_read(self->source);
     if (!self->source_config) return EXIT_FAILED;
     if (is_folder) {

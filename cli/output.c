@@ -1,6 +1,8 @@
 #include "output.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +31,14 @@ static struct path path_in(const struct output *output, const char *name)
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
+
+int output_check_apart(const char *source, const char *folder)
+{
+    struct stat from, to;
+    if (stat(source, &from) || stat(folder, &to) || from.st_dev != to.st_dev || from.st_ino != to.st_ino)
+        return EXIT_OK;
+    return fail("%s: is %s itself; another folder is wanted", folder, source);
+}
 
 int output_begin(struct output *output, const char *what, const moe4_tensors *source)
 {
@@ -242,6 +252,40 @@ static int save_index(const struct output *output)
     return code;
 }
 
+/* Whether a name is one that some checkpoint's shards have. */
+static int is_shard_name(const char *name)
+{
+    int32_t number, count;
+    struct shard_name same;
+    if (!strcmp(name, "model.safetensors")) return 1;
+    if (sscanf(name, "model-%5" SCNd32 "-of-%5" SCNd32, &number, &count) != 2) return 0;
+    snprintf(same.text, sizeof same.text, "model-%05" PRId32 "-of-%05" PRId32 ".safetensors", number, count);
+    return !strcmp(name, same.text);
+}
+
+static int is_planned(const struct output *output, const char *name)
+{
+    for (int32_t shard = 0; shard < output->n_shards; ++shard)
+        if (!strcmp(name, shard_name(output, shard).text)) return 1;
+    return 0;
+}
+
+/* Shards of another number of them: programs that load whatever is there, or prefer a single file, would take them. */
+static int other_shards_remove(const struct output *output)
+{
+    DIR *folder = opendir(output->folder);
+    int code = folder ? EXIT_OK : fail("%s: %s", output->folder, strerror(errno));
+    for (const struct dirent *entry; !code && (entry = readdir(folder));) {
+        if (!is_shard_name(entry->d_name) || is_planned(output, entry->d_name)) continue;
+        if (!output->force)
+            code = fail("%s/%s: is there, but not of this job; --force replaces it", output->folder, entry->d_name);
+        else if (unlink(path_in(output, entry->d_name).text))
+            code = fail("%s/%s: %s", output->folder, entry->d_name, strerror(errno));
+    }
+    if (folder) closedir(folder);
+    return code;
+}
+
 /* Only --force lets a folder go that holds a checkpoint or part of another. */
 static int folder_prepare(struct output *output)
 {
@@ -258,10 +302,11 @@ static int folder_prepare(struct output *output)
                         shard_name(output, (int32_t)shard).text);
         first = end;
     }
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; ++i)
+    int code = other_shards_remove(output);
+    for (size_t i = 0; !code && i < sizeof marks / sizeof *marks; ++i)
         if (unlink(path_in(output, marks[i]).text) && errno != ENOENT)
             return fail("%s/%s: %s", output->folder, marks[i], strerror(errno));
-    return EXIT_OK;
+    return code;
 }
 
 int output_write(struct output *output, const json_t *config, output_producer produce, void *user)

@@ -37,6 +37,9 @@ struct output {
     struct progress bar;
 };
 
+/* Refuses to write a folder into itself: an interrupted run would leave neither the source nor the result. */
+int output_check_apart(const char *source, const char *folder);
+
 /* Begins a job's description with `what` and what identifies the source: place, sizes, modification times. */
 int output_begin(struct output *output, const char *what, const moe4_tensors *source);
 

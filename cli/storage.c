@@ -134,6 +134,11 @@ static int is_of_storage(const json_t *quantization, storage_kind kind)
     return same;
 }
 
+int storage_has_config(storage_kind kind, const json_t *config)
+{
+    return is_of_storage(config_member(config, kind == STORAGE_MLX ? mlx_key : quantization_key), kind);
+}
+
 /* OpenAI's own config: flat, and of other words. */
 static json_t *original_config(const json_t *source)
 {

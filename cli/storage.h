@@ -55,6 +55,9 @@ json_t *storage_config_read(const char *folder);
  * quantisation of other tensors is kept, and comes back when the layout does. */
 json_t *storage_config(storage_kind kind, const json_t *source);
 
+/* Whether a config is of this layout already. */
+int storage_has_config(storage_kind kind, const json_t *config);
+
 /* A member of the config, or of its text part. */
 const json_t *config_member(const json_t *config, const char *key);
 

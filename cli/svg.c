@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -9,6 +10,8 @@
 
 int svg_open(struct svg *svg, const char *path, int width, int height)
 {
+    struct stat info;
+    if (!stat(path, &info) && !S_ISREG(info.st_mode)) return fail("%s: is there, and not a regular file", path);
     svg->path = path;
     int length = snprintf(svg->temporary, sizeof svg->temporary, "%s.%ld.tmp", path, (long)getpid());
     if (length >= (int)sizeof svg->temporary) return fail("%s: %s", path, strerror(ENAMETOOLONG));

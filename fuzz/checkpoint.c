@@ -87,7 +87,7 @@ static void check_roles(const moe4_checkpoint *checkpoint)
     for (int64_t i = 0; i < moe4_tensors_count(tensors); i++) {
         int32_t number;
         moe4_tensor_role role = moe4_checkpoint_role(checkpoint, moe4_tensors_get(tensors, i), &number);
-        FUZZ_CHECK(role >= MOE4_ROLE_OTHER && role <= MOE4_ROLE_LATENT && number >= -1);
+        FUZZ_CHECK(role >= MOE4_ROLE_OTHER && role <= MOE4_ROLE_UNUSED && number >= -1);
     }
 }
 

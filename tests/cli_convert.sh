@@ -118,6 +118,22 @@ for family in openai mlx modelopt modelopt_stacked quark; do
     same_output "$data/families/$family" "$work/family_back"
 done
 
+# Layers for multi-token prediction have a stem of their own in every layout.
+rm -rf "$work/family_back"
+expect 0 convert "$data/families/deepseek_v4" "$work/mtp" --to mlx --json
+json layers=3
+expect 0 convert "$work/mtp" "$work/family_back" --to deepseek-v4
+same "$data/families/deepseek_v4" "$work/family_back"
+
+# Scales of activations stay within their layout; elsewhere it is said that they are left out.
+rm -rf "$work/family_back"
+expect 0 convert "$data/families/quark" "$work/family_back" --to quark --json
+json tensors_left_out=0 "contents=whole checkpoint"
+same "$data/families/quark" "$work/family_back"
+expect 0 convert "$data/families/quark" "$work/family_back" --to mlx --force
+says "$out" "12 tensors that the layout has no place for"
+says "$out" ".input_scale"
+
 # GGUF in several files, one a layer: the name is that of all, each part is found from any.
 expect 0 convert "$model" "$work/split.gguf" --to gguf-fused --shard-bytes 1 --json
 json shards=3
@@ -162,6 +178,19 @@ says "$err" "holds a checkpoint; --force replaces it"
 expect 0 convert "$model" "$work/part" --to compressed-tensors --force
 same "$work/part" "$work/ct"
 
+# A folder is not written into itself, and --force leaves no shard of what was there.
+expect 1 convert "$model" "$work/../$(basename "$work")/model/" --to mlx --force
+says "$err" "itself; another folder is wanted"
+[ -e "$model/config.json" ] || die "the source lost its config.json"
+expect 0 convert "$model" "$work/forced" --to compressed-tensors --shard-bytes 50000
+expect 0 convert "$model" "$work/forced" --to compressed-tensors --force
+[ "$(ls "$work/forced" | tr '\n' ' ')" = "config.json model.safetensors " ] || die "stale: $(ls "$work/forced")"
+rm "$work/forced/config.json"
+expect 1 convert "$model" "$work/forced" --to compressed-tensors --shard-bytes 50000
+says "$err" "forced/model.safetensors: is there, but not of this job"
+expect 0 convert "$model" "$work/forced" --to compressed-tensors --shard-bytes 50000 --force
+[ ! -e "$work/forced/model.safetensors" ] || die "a single file beside the shards"
+
 # Unfinished, then finished: what was there is kept.
 rm "$work/ct/config.json" "$work/ct/model.safetensors.index.json" "$work/ct/model-00003-of-"*
 expect 0 convert "$model" "$work/ct" --to compressed-tensors --json --shard-bytes 50000
@@ -178,12 +207,12 @@ says "$err" "is there, but not of this job"
 
 # A full disk leaves no half-written file.
 status=0
-(ulimit -f 100 && trap '' XFSZ && exec "$command" convert "$model" "$work/full" --to compressed-tensors) \
+(ulimit -f 100 && exec "$command" convert "$model" "$work/full" --to compressed-tensors) \
     >"$out" 2>"$err" || status=$?
 [ $status -eq 1 ] || die "a full disk: exit status $status, expected 1"
 [ -z "$(ls "$work/full")" ] || die "a full disk left $(ls "$work/full")"
 status=0
-(ulimit -f 100 && trap '' XFSZ && exec "$command" convert "$model" "$work/full.gguf" --to gguf) >"$out" 2>"$err" || status=$?
+(ulimit -f 100 && exec "$command" convert "$model" "$work/full.gguf" --to gguf) >"$out" 2>"$err" || status=$?
 [ $status -eq 1 ] || die "a full disk: exit status $status, expected 1"
 [ -z "$(ls "$work" | grep full.)" ] || die "a full disk left $(ls "$work")"
 

@@ -73,5 +73,7 @@ grep -q '"layer":1.*"wide_row_share":{"e4m3_normal":0.000976562.*,"e4m3":0.00048
 expect 0 inspect "$model" --plot "$work/scales.svg"
 [ "$(grep -c '<title>layer 1, ' "$work/scales.svg")" -gt 3 ] || die "no bars in the picture"
 tail -1 "$work/scales.svg" | grep -qx '</svg>' || die "the picture has no end"
+expect 1 inspect "$model" --plot /dev/full
+says "$err" "/dev/full: is there, and not a regular file"
 expect 1 inspect "$model" --plot "$work/none/scales.svg"
 says "$err" "$work/none/scales.svg"

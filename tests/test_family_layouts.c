@@ -307,6 +307,7 @@ static void test_roles(void **state)
         {"deepseek_v4", "layers.0.ffn.gate.tid2eid", MOE4_ROLE_ROUTER, 0},
         {"deepseek_v4", "mtp.0.ffn.shared_experts.w1.weight", MOE4_ROLE_SHARED_EXPERT, 2},
         {"quark", "model.layers.0.mlp.experts.0.up_proj.weight", MOE4_ROLE_EXPERT, 0},
+        {"quark", "model.layers.1.mlp.experts.0.up_proj.input_scale", MOE4_ROLE_UNUSED, 1},
         {"openai", "block.1.mlp.norm.scale", MOE4_ROLE_OTHER, -1},
         {"openai", "block.1.mlp.gate.bias", MOE4_ROLE_ROUTER, 1},
         {"gguf/deepseek2.gguf", "blk.1.ffn_up_shexp.weight", MOE4_ROLE_SHARED_EXPERT, 1},

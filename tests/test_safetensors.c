@@ -227,7 +227,7 @@ static const struct header_case header_cases[] = {
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
      "\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
      8, "x.safetensors: tensor \"a\" is there twice"},
-    {"{\"__metadata__\":{\"a\":\"b\",\"a\":\"b\"}}", 0, "__metadata__ has \"a\" twice"},
+    {"{\"__metadata__\":{\"a\":\"b\",\"a\":\"b\"}}", 0, "its metadata has \"a\" twice"},
     {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "expected __metadata__ once"},
 
     /* metadata */

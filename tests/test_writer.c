@@ -251,10 +251,14 @@ static void test_impossible_places(void **state)
     const char *path = scratch_path(&fixture->scratch, "missing/out.safetensors");
     assert_refused(&fixture->test, moe4_writer_create(context, path, two, 2, NULL, &writer), MOE4_EIO, "No such file");
     assert_null(writer);
-    /* A folder of that name: found out by the rename only. */
-    assert_int_equal(mkdir(target(fixture), 0700), 0);
+    /* A file takes the place of a file, never of a device or a folder. */
+    assert_refused(&fixture->test, moe4_writer_create(context, "/dev/null", two, 2, NULL, &writer), MOE4_EIO,
+                   "/dev/null: is there, and not a regular file");
     assert_int_equal(create_two(fixture, &writer), MOE4_OK);
     write_two(fixture, writer);
+    assert_int_equal(mkdir(target(fixture), 0700), 0);
+    moe4_writer *other;
+    assert_refused(&fixture->test, create_two(fixture, &other), MOE4_EIO, "is there, and not a regular file");
     assert_refused(&fixture->test, moe4_writer_commit(context, writer), MOE4_EIO, "cannot rename");
     assert_int_equal(scratch_count(&fixture->scratch), 1);
 }

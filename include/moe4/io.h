@@ -132,7 +132,8 @@ typedef enum moe4_tensor_role {
     MOE4_ROLE_EXPERT,        /* of routed experts, in any precision */
     MOE4_ROLE_ROUTER,        /* weight, biases, hash table */
     MOE4_ROLE_SHARED_EXPERT, /* experts that every token takes */
-    MOE4_ROLE_LATENT         /* between the model's width and that of its experts */
+    MOE4_ROLE_LATENT,        /* between the model's width and that of its experts */
+    MOE4_ROLE_UNUSED         /* of routed experts, but nothing that a layer here computes with: scales of activations */
 } moe4_tensor_role;
 /* By its name; *layer_number (may be NULL) is the model layer in whose MoE block it lies, -1 for none. */
 MOE4_API moe4_tensor_role moe4_checkpoint_role(const moe4_checkpoint *checkpoint, const moe4_tensor *tensor,

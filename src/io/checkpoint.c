@@ -302,7 +302,8 @@ moe4_tensor_role moe4_checkpoint_role(const moe4_checkpoint *checkpoint, const m
     for (size_t i = 0; i < sizeof around / sizeof *around; i++)
         if (strstr(rest, around[i].word)) role = around[i].role;
     if (is_router_tensor(checkpoint->model.router, rest)) role = MOE4_ROLE_ROUTER;
-    if (spelling_parse(family, &checkpoint->spelling, n_layers, tensor->name, &place)) role = MOE4_ROLE_EXPERT;
+    if (spelling_parse(family, &checkpoint->spelling, n_layers, tensor->name, &place))
+        role = place.suffix && place.suffix->piece == PIECE_IGNORED ? MOE4_ROLE_UNUSED : MOE4_ROLE_EXPERT;
     if (layer_number && role != MOE4_ROLE_OTHER) *layer_number = number;
     return role;
 }

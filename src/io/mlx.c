@@ -31,6 +31,7 @@ static const struct suffix suffixes[] = {
 static const struct words words = {
     .prefixes = {"model.", "language_model.model.", "model.language_model.", "language_model.", ""},
     .stem = "layers.",
+    .extra_stem = "mtp.",
     .blocks = {".mlp.", ".block_sparse_moe.", ".ffn.", ".feed_forward."},
     .experts = {"experts.", "switch_mlp."},
 };

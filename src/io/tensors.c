@@ -82,7 +82,7 @@ moe4_status tensors_add_metadata(moe4_context *context, moe4_tensors *tensors, c
     if (index == (int64_t)tensors->n_metadata)
         tensors->n_metadata++;
     else if (pairs[index].file == file)
-        return context_fail(context, MOE4_EFORMAT, "%s: " METADATA_KEY " has \"%s\" twice", show_file(path).text,
+        return context_fail(context, MOE4_EFORMAT, "%s: its metadata has \"%s\" twice", show_file(path).text,
                             show_name(key).text);
     return MOE4_OK;
 }

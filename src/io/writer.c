@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -228,6 +229,14 @@ static moe4_status fail_system(moe4_context *context, const moe4_writer *writer,
     return context_fail(context, MOE4_EIO, "%.200s: cannot %s: %s", writer->path, action, strerror(errno));
 }
 
+/* The new file takes the place of an old one, but not of a folder or a device. */
+static moe4_status check_place(moe4_context *context, const moe4_writer *writer)
+{
+    struct stat info;
+    if (stat(writer->path, &info) != 0 || S_ISREG(info.st_mode)) return MOE4_OK;
+    return context_fail(context, MOE4_EIO, "%.200s: is there, and not a regular file", writer->path);
+}
+
 /* A new file beside path, with the permissions that any new file gets. */
 static moe4_status create_temporary(moe4_context *context, moe4_writer *writer)
 {
@@ -306,6 +315,7 @@ moe4_status writer_create(moe4_context *context, const char *path, const moe4_te
         status = context_fail(context, MOE4_EINVAL, "n_tensors is %" PRId32 ", expected 0 or more", n_tensors);
     if (status == MOE4_OK) status = allocate_writer(context, path, n_tensors, &writer);
     if (status == MOE4_OK) status = plan_targets(context, writer, format, tensors);
+    if (status == MOE4_OK) status = check_place(context, writer);
     if (status == MOE4_OK) status = create_temporary(context, writer);
     if (status == MOE4_OK) status = write_header(context, writer, format, metadata);
     if (status == MOE4_OK)
