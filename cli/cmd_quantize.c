@@ -166,6 +166,7 @@ static void report(const struct quantize *self)
     report_field("contents", "layout %s, rule %s", storage_words[self->to], rule_words[self->rule]);
     output_report(&self->output, seconds);
     encoder_report(&self->encoder);
+    if (self->output.n_kept) report_field("errors", "of what was written now; what was kept is not measured again");
 }
 
 static int write_folder(struct quantize *self)

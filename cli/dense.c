@@ -125,14 +125,15 @@ int slab_read(moe4_context *context, const moe4_tensors *tensors, const moe4_ten
     int code = buffer_reserve(&slab->raw, &slab->raw_room, count * element, "a matrix");
     if (!code) code = buffer_reserve(&slab->data, &slab->data_room, count * element, "a matrix");
     if (code) return code;
-    void *place = dtype == MOE4_DTYPE_F16 ? slab->data : slab->raw;
+    int is_f16 = dtype == MOE4_DTYPE_F16;
+    void *place = is_transposed && !is_f16 ? slab->raw : slab->data;
     if (moe4_tensors_read(context, tensors, tensor, first_element * stored, bytes, place) != MOE4_OK)
         return fail_library(context);
-    for (int64_t i = 0; dtype == MOE4_DTYPE_F16 && i < count; ++i)
+    for (int64_t i = 0; is_f16 && i < count; ++i)
         ((float *)slab->raw)[i] = (float)ref_f16(((const uint16_t *)slab->data)[i]);
     if (is_transposed)
         transpose(slab->raw, slab->data, slab->rows, slab->K, (size_t)element);
-    else
+    else if (is_f16)
         memcpy(slab->data, slab->raw, (size_t)(count * element));
     return EXIT_OK;
 }

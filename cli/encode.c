@@ -26,29 +26,52 @@ static void loss_add(struct encode_loss *sum, const struct encode_loss *loss)
     sum->n_nan += loss->n_nan;
 }
 
-static void block_measure(const float *x, const uint8_t *codes, uint8_t scale, struct encode_loss *loss)
+/* 2^(scale-127), of bytes below 255. */
+static double scale_value(uint8_t scale)
 {
-    float back[BLOCK], most = ldexpf(6, scale - 127);
-    double error = 0, squared = 0;
-    int is_zero = 1, n_saturated = 0;
+    uint64_t bits = (uint64_t)(scale - 127 + 1023) << 52;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static int is_zero_block(const uint8_t *codes)
+{
+    uint8_t any = 0;
+    for (int j = 0; j < CODES; ++j) any |= codes[j];
+    return !(any & 0x77);
+}
+
+/* In units of the scale, of which `units` are the codes: finite whatever the scale is, and near enough in f32. */
+static void block_measure(const float *x, const uint8_t *codes, uint8_t scale, const float *units,
+                          struct encode_loss *loss)
+{
+    float errors[BLOCK], squares[BLOCK];
+    int32_t saturated[BLOCK];
     ++loss->n_blocks;
     loss->n_elements += BLOCK;
-    for (int j = 0; j < CODES; ++j) is_zero &= !(codes[j] & 0x77);
     if (scale == 0xFF) {
         ++loss->n_nan;
         return;
     }
-    moe4_mxfp4_dequantize(codes, &scale, 1, back);
+    const float inverse = (float)scale_value((uint8_t)(254 - scale));
+    const double unit = scale_value(scale);
     for (int i = 0; i < BLOCK; ++i) {
-        double value = (double)x[i], difference = value - (double)back[i];
-        error += difference * difference;
-        squared += value * value;
-        n_saturated += fabsf(x[i]) > most;
+        float value = x[i] * inverse, error = value - units[i];
+        errors[i] = error * error;
+        squares[i] = value * value;
+        saturated[i] = fabsf(value) > 6;
     }
-    loss->n_zero += is_zero;
-    loss->n_saturated += n_saturated;
-    loss->squared_error += error;
-    loss->squared += squared;
+    for (int n = BLOCK / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; ++i) {
+            errors[i] += errors[i + n];
+            squares[i] += squares[i + n];
+            saturated[i] += saturated[i + n];
+        }
+    loss->squared_error += unit * unit * (double)errors[0];
+    loss->squared += unit * unit * (double)squares[0];
+    loss->n_saturated += saturated[0];
+    loss->n_zero += is_zero_block(codes);
 }
 
 static double relative_error(const struct encode_loss *loss)
@@ -85,6 +108,22 @@ static const float *block_widen(const struct encode_task *task, const void *row,
     return buffer;
 }
 
+static void row_measure(const struct encode_task *task, const void *row, const uint8_t *codes, const uint8_t *scales,
+                        struct encode_loss *loss)
+{
+    enum { AT_ONCE = 16 };
+    int64_t n_blocks = task->slab->K / BLOCK;
+    uint8_t ones[AT_ONCE];
+    float units[AT_ONCE * BLOCK], buffer[BLOCK];
+    memset(ones, 127, sizeof ones);
+    *loss = (struct encode_loss){0};
+    for (int64_t b = 0; b < n_blocks; ++b) {
+        int64_t at = b % AT_ONCE, rest = n_blocks - b;
+        if (!at) moe4_mxfp4_dequantize(codes + b * CODES, ones, rest < AT_ONCE ? rest : AT_ONCE, units);
+        block_measure(block_widen(task, row, b, buffer), codes + b * CODES, scales[b], units + at * BLOCK, loss);
+    }
+}
+
 static void task_run(void *user, int64_t first, int64_t end)
 {
     const struct encode_task *task = user;
@@ -97,11 +136,7 @@ static void task_run(void *user, int64_t first, int64_t end)
             moe4_mxfp4_quantize_bf16(row, n_blocks, self->rule, codes, scales);
         else
             moe4_mxfp4_quantize(row, n_blocks, self->rule, codes, scales);
-        self->losses[i] = (struct encode_loss){0};
-        for (int64_t b = 0; b < n_blocks; ++b) {
-            float buffer[BLOCK];
-            block_measure(block_widen(task, row, b, buffer), codes + b * CODES, scales[b], &self->losses[i]);
-        }
+        row_measure(task, row, codes, scales, &self->losses[i]);
     }
 }
 

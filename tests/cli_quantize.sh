@@ -93,6 +93,15 @@ sed 's/"num_experts": 8/"num_experts": 9/' "$work/apart/config.json" >"$work/E/c
 expect 1 quantize "$work/E" "$work/x.gguf" --to gguf
 says "$err" "gate.weight\" is BF16 [8, 64], expected BF16 [9, 64]"
 
+# A weight whose code is 2^128, beyond f32: its error is still a number.  (Behind it only a router of 1024 bytes.)
+mkdir "$work/largest"
+"$helpers/dense_of" "$model" "$work/largest" apart F32
+cp "$work/apart/config.json" "$work/largest"
+file=$work/largest/model.safetensors
+printf '\377\377\177\177' | dd of="$file" bs=1 seek=$(($(wc -c <"$file") - 1028)) conv=notrunc 2>"$err"
+expect 0 quantize "$work/largest" "$work/q_largest" --to compressed-tensors --check --json
+json total.relative_error=5.960465e-8 total.nan_blocks=0
+
 # A table for people.
 expect 0 quantize "$work/apart" "$work/table" --to compressed-tensors
 for text in "layout compressed-tensors, rule even" "tensors of largest error" "saturated" "zero blocks"; do
@@ -124,6 +133,8 @@ says "$err" "not of this job"
 expect 0 quantize "$work/apart" "$work/shards" --to compressed-tensors --shard-bytes 40000 --json
 json shards=$shards shards_kept=$((shards - 1))
 cmp "$work/first" "$work/shards/model-00001-of-"*
+expect 0 quantize "$work/apart" "$work/shards" --to compressed-tensors --shard-bytes 40000 --force
+says "$out" "what was kept is not measured again"
 expect 0 run "$work/shards" --tokens 3 --check
 
 # A full disk: a message, no half-written file, and the job can go on.
