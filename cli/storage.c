@@ -181,6 +181,13 @@ static void config_change(json_t *config, storage_kind kind)
     json_decref(nested);
 }
 
+/* In the text part, which goes before the top, if it has the key already. */
+static void set_member(json_t *config, const char *key, json_t *value)
+{
+    json_t *section = json_object_get(config, "text_config");
+    json_object_set_new(json_object_get(section, key) ? section : config, key, value);
+}
+
 json_t *storage_config(storage_kind kind, const json_t *source)
 {
     const char *needed = storages[kind].model_type;
@@ -194,7 +201,7 @@ json_t *storage_config(storage_kind kind, const json_t *source)
     if (kind == STORAGE_ORIGINAL) return original_config(source);
     json_t *config = json_deep_copy(source);
     config_change(config, kind);
-    if (kind == STORAGE_DEEPSEEK_V4) json_object_set_new(config, "expert_dtype", json_string("fp4"));
+    if (kind == STORAGE_DEEPSEEK_V4) set_member(config, "expert_dtype", json_string("fp4"));
     return config;
 }
 

@@ -51,6 +51,18 @@ unquantised "$work/oss_apart"
 expect 0 quantize "$work/oss_apart" "$work/q_stacked" --to gpt-oss --check
 same "$model/model.safetensors" "$work/q_stacked/model.safetensors"
 
+# A config that says of its text part what the experts are: the layout's word goes where the old one was.
+mkdir "$work/nested"
+cp "$work/apart/model.safetensors" "$work/nested"
+cat >"$work/nested/config.json" <<'END'
+{"model_type": "deepseek_v41", "text_config": {"hidden_size": 64, "moe_intermediate_size": 96, "n_routed_experts": 8,
+ "num_experts_per_tok": 2, "num_hidden_layers": 2, "swiglu_limit": 10.0, "norm_topk_prob": true,
+ "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "expert_dtype": "bf16"}}
+END
+expect 0 quantize "$work/nested" "$work/q_nested" --to deepseek-v4
+expect 0 inspect "$work/q_nested" --json
+json family=DeepSeek-V4.1 "layout=DeepSeek-V4 released" n_moe_layers=2
+
 # Every layout: the layer that is read back computes what that of compressed-tensors does.
 run_layer() { # run_layer PATH OUTPUT
     expect 0 run "$1" --layer 1 --tokens 5 --output "$2"

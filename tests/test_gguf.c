@@ -198,6 +198,10 @@ static void test_metadata(void **state)
         {"general.alignment", "\4\0\0\0\60\0\0\0", 8, MOE4_EFORMAT, "general.alignment is 48, expected"},
         {"general.alignment", "\4\0\0\0\0\0\0\x80", 8, MOE4_EFORMAT, "general.alignment is 2147483648"},
         {"general.alignment", "\12\0\0\0\40\0\0\0\0\0\0\0", 12, MOE4_EFORMAT, "expected a 32-bit power of two"},
+        {"general.alignment",
+         "\10\0\0\0\2\0\0\0\0\0\0\0"
+         "64",
+         14, MOE4_EFORMAT, "is of value type 8, expected a"},
         {"split.count", "\2\0\0\0\2\0", 6, MOE4_EFORMAT, "split.count is 2, expected a name like"},
     };
     struct fixture *fixture = *state;

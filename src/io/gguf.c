@@ -255,10 +255,11 @@ static moe4_status take_text(struct reader *reader, const char *key)
     return status == MOE4_OK ? tensors_add_metadata(reader->context, reader->tensors, key, value, JSON_STRING) : status;
 }
 
+static const char alignment_key[] = "general.alignment";
+
 /* What the format itself uses of the metadata. */
-static moe4_status note_number(struct reader *reader, const char *key, uint32_t type, const struct number *number)
+static moe4_status note_number(struct reader *reader, const char *key, const struct number *number)
 {
-    static const char alignment_key[] = "general.alignment";
     struct gguf_split *split = &reader->split;
     const struct {
         const char *key;
@@ -269,7 +270,7 @@ static moe4_status note_number(struct reader *reader, const char *key, uint32_t 
     for (size_t i = 0; i < sizeof noted / sizeof *noted; i++)
         if (strcmp(noted[i].key, key) == 0) *noted[i].value = bits <= INT32_MAX ? (int64_t)bits : INT32_MAX;
     if (strcmp(key, alignment_key) != 0) return MOE4_OK;
-    if (type != TYPE_U32 || !bits || bits & (bits - 1) || bits > MAX_ALIGNMENT)
+    if (!bits || bits & (bits - 1) || bits > MAX_ALIGNMENT)
         return fail(reader, "%s is %s, expected a 32-bit power of two up to %d", alignment_key, number->text,
                     MAX_ALIGNMENT);
     reader->alignment = (int64_t)bits;
@@ -287,11 +288,13 @@ static moe4_status take_pair(struct reader *reader)
         status = fail(reader, "a key of %" PRId64 " bytes, expected 1 to %d", n_bytes, KEPT_STRING_BYTES);
     if (status == MOE4_OK) status = take_string(reader, n_bytes, &key);
     if (status == MOE4_OK) status = take_type(reader, &type);
+    if (status == MOE4_OK && type != TYPE_U32 && strcmp(key, alignment_key) == 0)
+        status = fail(reader, "%s is of value type %" PRIu32 ", expected a 32-bit power of two", key, type);
     if (status != MOE4_OK) return status;
     if (type == TYPE_STRING) return take_text(reader, key);
     if (type == TYPE_ARRAY) return take_array(reader, key);
     status = take_number(reader, &value_types[type], &number);
-    if (status == MOE4_OK) status = note_number(reader, key, type, &number);
+    if (status == MOE4_OK) status = note_number(reader, key, &number);
     if (status == MOE4_OK) status = keep(reader, key, number.text, strlen(number.text), number.token);
     return status;
 }
