@@ -1,5 +1,6 @@
 /* The kernel of experts whose scales no bf16 factor holds: extremes, NaN, or too many binades apart.  A thread a weight
- * row, sums in ascending k, everything in fp32 with subnormals.  Rare, so speed is secondary. */
+ * row, sums in ascending k; weights as f32, sums in double, which no product leaves at either end.  Rare, so speed is
+ * secondary. */
 #include "cuda/activation.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/raw.cuh"
@@ -7,13 +8,13 @@
 namespace
 {
 
-__device__ float dot(const gemm_call &call, const uint8_t *tile, int32_t r, const uint16_t *x)
+__device__ double dot(const gemm_call &call, const uint8_t *tile, int32_t r, const uint16_t *x)
 {
-    float sum = 0.0f;
+    double sum = 0.0;
     for (int32_t k = 0; k < call.K; k += 2) {
         const float2 w = raw_weights(tile + k / CUDA_STEP_K * CUDA_STEP_BYTES, r, k % CUDA_STEP_K);
-        sum += bf16_float(x[k]) * w.x;
-        sum += bf16_float(x[k + 1]) * w.y;
+        sum += (double)bf16_float(x[k]) * (double)w.x;
+        sum += (double)bf16_float(x[k + 1]) * (double)w.y;
     }
     return sum;
 }
@@ -48,7 +49,8 @@ template <moe4_activation activation> __global__ void exact_kernel(const __grid_
         for (int32_t row = 0; row < tokens.n_rows; row++) {
             int64_t source = tokens.first_row + row;
             if (call.row_source) source = call.row_source[source];
-            y[r] = dot(call, weights, r, call.x + source * call.ldx) + call.bias[index * CUDA_TILE_ROWS + r];
+            const double sum = dot(call, weights, r, call.x + source * call.ldx);
+            y[r] = (float)(sum + (double)call.bias[index * CUDA_TILE_ROWS + r]);
             __syncthreads();
             store_element<activation>(call, tokens, tile, row, y);
             __syncthreads();

@@ -172,7 +172,7 @@ int gemm_stream(const struct stream_call *call, moe4_activation activation, int3
 /* The same on any GPU from sm_80 on. */
 int gemm_mma(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 
-/* The same sums in plain fp32 for weights whose scales are stored raw. */
+/* The same sums, plainly in double, for weights whose scales are stored raw. */
 int gemm_exact(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 
 /* ---- fp8 compute (fp8.cu, fp8_exact.cu, fp8_rows.cu) ------------------------------------------------------------- */

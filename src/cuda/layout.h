@@ -20,7 +20,7 @@
  * (no four masked rotations of a word are disjoint, which is why one takes an exclusive or).  The stored scale byte is
  * the exponent field of the bf16 factor: E8M0 byte - base + 126, `base` being one number an expert, 0 unless it has
  * scales above 2^1.  Products and sums are 2^-base too small, which the epilogue undoes.  Exact for E8M0 bytes
- * base+2 .. base+128.
+ * base+2 .. base+128, base being at most 14.
  *
  * The fp8 arrangement, for layers that compute in fp8, has the same bytes but other words: word j holds eight codes of
  * row g (j = 0, 2) or g+8 (1, 3) and of the step's first (0, 1) or second (2, 3) block, k = 4t .. 4t+3 and 16+4t ..
@@ -55,6 +55,7 @@ enum {
     CUDA_SCALE_OFFSET = 126, /* stored byte = E8M0 byte - base + this */
     CUDA_SCALE_MIN = 2,      /* of E8M0 byte - base, for exact decoding */
     CUDA_SCALE_MAX = 128,
+    CUDA_BASE_MAX = 14,  /* products are as much too small: those of small weights and activations must not vanish */
     CUDA_FP8_SPAN = 26,  /* binades between a tile's scales that the fp8 arrangement allows */
     CUDA_FP8_LEAST = 40, /* its least and largest E8M0 byte */
     CUDA_FP8_MOST = 180,

@@ -47,10 +47,11 @@ static MOE4_BOTH inline int is_used_row(const struct cuda_row_order *order, int6
     return !has_halves || row % order->stored_rows < order->rows;
 }
 
-/* A byte of two codes to their places in a register. */
+/* The low byte's two codes to their places in a register: magnitudes to bits 6 and 22, signs to 15 and 31.  A product
+ * copies both codes twice, without overlap, and the mask keeps one of each. */
 static MOE4_BOTH inline uint32_t spread_pair(uint32_t byte)
 {
-    return (byte & 8u) << 12 | (byte & 7u) << 6 | (byte & 0x80u) << 24 | (byte & 0x70u) << 18;
+    return ((byte & 0x77u) * 0x00040040u & 0x01C001C0u) | ((byte & 0x88u) * 0x01001000u & 0x80008000u);
 }
 
 /* The row of a tile, and the lower k of a step, that register n of word j of a warpgroup's thread holds. */
@@ -69,14 +70,14 @@ static MOE4_BOTH inline uint32_t join_registers(const uint32_t pairs[4])
 {
     /* the first three own their bits; what they leave is bits 0, 1, 9, 10 of each half */
     uint32_t word = pairs[0] | pairs[1] >> 4 | rotate_left(pairs[2], 22);
-    /* in r = rotl(word, 6) those are bits 6, 7, 15 and 0 of each half, found from what is known upwards */
-    const int8_t order[8][2] = {{6, 6}, {7, 7}, {8, 0}, {15, 15}, {24, 16}, {22, 22}, {23, 23}, {31, 31}};
-    uint32_t r = rotate_left(word, 6);
-    for (int32_t n = 0; n < 8; n++) {
-        uint32_t wrong = (r ^ r << 8 ^ pairs[3]) >> order[n][0] & 1u;
-        r ^= wrong << order[n][1];
-    }
-    return rotate_left(r, 26);
+    /* in r = rotl(word, 6) those are bits 6, 7, 15 and 0 of each half; `wrong` is what they, still 0, leave amiss in
+     * (r ^ r << 8) & PAIR_MASK: at bits 6 and 22 themselves, at 8 and 24 through bits 0 and 16, and bits 7, 15, 23, 31
+     * each shift into the next */
+    const uint32_t r = rotate_left(word, 6), wrong = (r ^ r << 8 ^ pairs[3]) & PAIR_MASK;
+    uint32_t chain = wrong & 0x80808080u;
+    chain ^= chain << 8;
+    chain ^= chain << 16;
+    return rotate_left(r ^ (wrong & 0x00400040u) ^ (wrong >> 8 & 0x00010001u) ^ chain, 26);
 }
 
 static MOE4_BOTH inline void split_word(uint32_t word, uint32_t pairs[4])
@@ -99,16 +100,19 @@ static MOE4_BOTH inline int32_t fp8_word_k(int32_t thread, int32_t j)
     return j / 2 * 32 + thread % 4 * 4;
 }
 
+/* Bits 3, 7, 11, 15 to 3, 11, 19, 27. */
+static MOE4_BOTH inline uint32_t spread_signs(uint32_t codes)
+{
+    uint32_t signs = codes & 0x8888u;
+    signs = (signs | signs << 8) & 0x00880088u;
+    return (signs | signs << 4) & 0x08080808u;
+}
+
 /* Eight codes, each nibble's low three bits a magnitude, to the word that decodes to two registers: the signs of the
  * first four go to the top bits of the bytes, those of the others four bits below. */
 static MOE4_BOTH inline uint32_t fp8_join(uint32_t codes)
 {
-    uint32_t word = codes & 0x77777777u;
-    for (int32_t n = 0; n < 4; n++) {
-        word |= (codes >> (4 * n + 3) & 1u) << (8 * n + 7);
-        word |= (codes >> (4 * n + 19) & 1u) << (8 * n + 3);
-    }
-    return word;
+    return (codes & 0x77777777u) | spread_signs(codes) << 4 | spread_signs(codes >> 16);
 }
 
 static MOE4_BOTH inline uint32_t fp8_split(uint32_t word)
@@ -151,7 +155,7 @@ static MOE4_BOTH inline int32_t base_of(int32_t least, int32_t most)
 {
     if (most == SCALE_NAN) return -1;
     int32_t base = most > CUDA_SCALE_MAX ? most - CUDA_SCALE_MAX : 0;
-    return least >= base + CUDA_SCALE_MIN ? base : -1;
+    return least >= base + CUDA_SCALE_MIN && base <= CUDA_BASE_MAX ? base : -1;
 }
 
 #endif
