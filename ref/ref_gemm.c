@@ -47,11 +47,14 @@ void ref_matrix_row(const moe4_matrix *matrix, int64_t K, int64_t row, double *w
 {
     const uint8_t *codes = row_bytes(matrix->codes, row, matrix->codes_row_bytes, K / 2);
     const uint8_t *scales = row_bytes(matrix->scales, row, matrix->scales_row_bytes, K / REF_MX_BLOCK);
-    double values[16];
+    double values[256][16]; /* by scale; a row has few, so they are found once each */
+    uint8_t is_known[256] = {0};
     for (int64_t k = 0; k < K; k += 2) {
-        if (k % REF_MX_BLOCK == 0) scaled_codes(scales[k / REF_MX_BLOCK], values);
-        w[k] = values[codes[k / 2] & 15];
-        w[k + 1] = values[codes[k / 2] >> 4];
+        const unsigned scale = scales[k / REF_MX_BLOCK];
+        if (!is_known[scale]) scaled_codes(scale, values[scale]);
+        is_known[scale] = 1;
+        w[k] = values[scale][codes[k / 2] & 15];
+        w[k + 1] = values[scale][codes[k / 2] >> 4];
     }
     *bias = row_bias(matrix->bias, matrix->bias_dtype, row);
 }
