@@ -11,14 +11,26 @@
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
-static int32_t layer_of(const char *name)
+/* A number of a layer or expert; -1 for one that is too large to be that, or none. */
+static int32_t parse_number(const char *text, char **end)
+{
+    enum { LARGEST = 99999 };
+    long value = strtol(text, end, 10);
+    return *end == text || value < 0 || value > LARGEST ? -1 : (int32_t)value;
+}
+
+/* "layers.7." or, of multi-token prediction, "mtp.0.". */
+static void parse_layer(const char *name, struct dense_name *result)
 {
     static const char *const stems[] = {"layers.", "mtp."};
     for (int i = 0; i < 2; ++i) {
         const char *found = strstr(name, stems[i]);
-        if (found) return (int32_t)strtol(found + strlen(stems[i]), NULL, 10);
+        char *end;
+        if (!found) continue;
+        result->layer = parse_number(found + strlen(stems[i]), &end);
+        result->is_extra = i;
+        return;
     }
-    return -1;
 }
 
 static struct dense_name parse_expert(struct dense_name result, const char *rest)
@@ -26,7 +38,7 @@ static struct dense_name parse_expert(struct dense_name result, const char *rest
     static const char *const words[][2] = {
         [ROLE_GATE] = {"gate_proj", "w1"}, [ROLE_UP] = {"up_proj", "w3"}, [ROLE_DOWN] = {"down_proj", "w2"}};
     char *end;
-    result.expert = (int32_t)strtol(rest, &end, 10);
+    result.expert = parse_number(rest, &end);
     if (*end++ != '.') return result;
     for (int role = 0; role < N_PROJECTIONS; ++role)
         for (int i = 0; i < 2; ++i) {
@@ -49,9 +61,10 @@ struct dense_name dense_parse(const char *name)
                    {"gate_up_proj_bias", DENSE_GATE_UP_BIAS},
                    {"down_proj_bias", DENSE_DOWN_BIAS}};
     static const char mark[] = ".experts.";
-    struct dense_name result = {.layer = layer_of(name), .expert = -1};
+    struct dense_name result = {.layer = -1, .expert = -1};
     const char *found = strstr(name, mark);
-    if (!found) return result;
+    if (!found || strstr(name, "mtp.layers.")) return result; /* a model beside the model: stays as it is */
+    parse_layer(name, &result);
     const char *rest = found + sizeof mark - 1;
     result.base_length = (int)(rest - name);
     if (*rest >= '0' && *rest <= '9') return parse_expert(result, rest);

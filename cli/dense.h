@@ -19,6 +19,7 @@ enum dense_kind {
 struct dense_name {
     enum dense_kind kind;
     int32_t layer, expert;     /* -1 = none */
+    int is_extra;              /* the layer is one for multi-token prediction, counted from the model's last */
     int base_length;           /* of the name through "experts." */
     enum projection_role role; /* of an EXPERT */
 };

@@ -50,35 +50,49 @@ static int layer_grow(struct dense_layer *layer, int32_t n_experts)
     return EXIT_OK;
 }
 
-static int add_apart(struct dense_layer *layer, const moe4_tensor *tensor, const struct dense_name *name)
+/* Where the layer keeps such a tensor; NULL after a failure. */
+static const moe4_tensor **place_of(struct dense_layer *layer, const moe4_tensor *tensor, const struct dense_name *name)
 {
     enum { MOST_EXPERTS = 1 << 15 };
-    if (name->expert >= MOST_EXPERTS)
-        return fail("%s: expert %d, expected fewer than %d", tensor->name, name->expert, MOST_EXPERTS);
-    int code = layer_grow(layer, name->expert + 1);
-    if (code) return code;
-    (name->kind == DENSE_EXPERT ? layer->apart : layer->apart_bias)[name->role][name->expert] = tensor;
-    return EXIT_OK;
+    switch (name->kind) {
+    case DENSE_GATE_UP: return &layer->stacked[GATE_UP];
+    case DENSE_DOWN: return &layer->stacked[DOWN];
+    case DENSE_GATE_UP_BIAS: return &layer->stacked_bias[GATE_UP];
+    case DENSE_DOWN_BIAS: return &layer->stacked_bias[DOWN];
+    default: break;
+    }
+    if (name->expert < 0 || name->expert >= MOST_EXPERTS) {
+        fail("%s: an expert's number, expected 0 to %d", tensor->name, MOST_EXPERTS - 1);
+        return NULL;
+    }
+    if (layer_grow(layer, name->expert + 1)) return NULL;
+    return &(name->kind == DENSE_EXPERT ? layer->apart : layer->apart_bias)[name->role][name->expert];
 }
 
-static int add_tensor(struct dense_layers *self, const moe4_tensor *tensor)
+/* 0 where config.json does not say: extra layers then meet others. */
+static int32_t count_layers(const json_t *config)
+{
+    enum { MOST_LAYERS = 100000 };
+    json_int_t n = json_integer_value(config_member(config, "num_hidden_layers"));
+    return n > 0 && n <= MOST_LAYERS ? (int32_t)n : 0;
+}
+
+static int add_tensor(struct dense_layers *self, const moe4_tensor *tensor, int32_t n_model_layers)
 {
     struct dense_name name = dense_parse(tensor->name);
     if (name.kind == DENSE_NONE) return EXIT_OK;
     if (!is_float(tensor))
         return fail("%s: dtype %s, expected BF16, F16 or F32: it is quantised already", tensor->name, tensor->dtype);
     if (name.layer < 0) return fail("%s: of which layer its name does not say", tensor->name);
-    struct dense_layer *layer = layer_at(self, name.layer);
+    struct dense_layer *layer = layer_at(self, name.layer + (name.is_extra ? n_model_layers : 0));
     if (!layer) return fail("out of memory: a list of layers");
+    const moe4_tensor **place = place_of(layer, tensor, &name);
+    if (!place) return EXIT_FAILED;
+    if (*place)
+        return fail("%s and %s: both the same weights of layer %d", (*place)->name, tensor->name, layer->number);
+    *place = tensor;
     layer->base = tensor->name;
     layer->base_length = name.base_length;
-    switch (name.kind) {
-    case DENSE_GATE_UP: layer->stacked[GATE_UP] = tensor; break;
-    case DENSE_DOWN: layer->stacked[DOWN] = tensor; break;
-    case DENSE_GATE_UP_BIAS: layer->stacked_bias[GATE_UP] = tensor; break;
-    case DENSE_DOWN_BIAS: layer->stacked_bias[DOWN] = tensor; break;
-    default: return add_apart(layer, tensor, &name);
-    }
     return EXIT_OK;
 }
 
@@ -149,9 +163,10 @@ int dense_layers_find(moe4_context *context, const json_t *config, const moe4_te
 {
     const moe4_tensor *gate_up = NULL;
     int code = EXIT_OK;
+    const int32_t n_model_layers = count_layers(config);
     *self = (struct dense_layers){.context = context, .tensors = tensors, .encoder = encoder};
     for (int64_t i = 0; !code && i < moe4_tensors_count(tensors); ++i)
-        code = add_tensor(self, moe4_tensors_get(tensors, i));
+        code = add_tensor(self, moe4_tensors_get(tensors, i), n_model_layers);
     int32_t n_weighted = 0;
     for (int32_t i = 0; i < self->n_layers; ++i)
         n_weighted += self->layers[i].n_experts || self->layers[i].stacked[GATE_UP] || self->layers[i].stacked[DOWN];

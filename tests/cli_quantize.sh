@@ -105,6 +105,27 @@ sed 's/"num_experts": 8/"num_experts": 9/' "$work/apart/config.json" >"$work/E/c
 expect 1 quantize "$work/E" "$work/x.gguf" --to gguf
 says "$err" "gate.weight\" is BF16 [8, 64], expected BF16 [9, 64]"
 
+# Names that are not what they seem, all as long as the true ones: a layer for multi-token prediction is none of the
+# model's; two tensors for one place, and an expert with a number that 32 bits do not hold.
+renamed() { # renamed FOLDER SED_SCRIPT
+    mkdir "$1"
+    LC_ALL=C sed "$2" "$work/apart/model.safetensors" >"$1/model.safetensors"
+    sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' "$work/apart/config.json" >"$1/config.json"
+}
+renamed "$work/extra" 's/layers\.1\./mtp.0000./g'
+expect 0 quantize "$work/extra" "$work/q_extra" --to compressed-tensors --json
+json total.blocks=9216
+renamed "$work/clash" 's/model\.layers\.1\./other.layers.0./g'
+expect 1 quantize "$work/clash" "$work/x" --to compressed-tensors
+says "$err" "both the same weights of layer 0"
+renamed "$work/wrapped" 's/model\.layers\.1\.mlp\.experts\.7\./xlayers.1.experts.4294967295./g'
+expect 1 quantize "$work/wrapped" "$work/x" --to compressed-tensors
+says "$err" "experts.4294967295."
+says "$err" "an expert's number, expected 0 to 32767"
+renamed "$work/beside" 's/model\.layers\.1\.mlp/mtp.layers.0000.mm/g'
+expect 0 quantize "$work/beside" "$work/q_beside" --to compressed-tensors --json
+json total.blocks=4608
+
 # A weight whose code is 2^128, beyond f32: its error is still a number.  (Behind it only a router of 1024 bytes.)
 mkdir "$work/largest"
 "$helpers/dense_of" "$model" "$work/largest" apart F32
