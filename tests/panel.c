@@ -55,6 +55,8 @@ uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n)
 float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n)
 {
     float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
-    kernel->gemm_tile(p->panel, p->K / 32, problem_pack(p, first, n), n, sums);
+    struct read_ahead ahead = {0};
+    read_ahead_begin(&ahead, p->panel, p->K / 32 * PANEL_BLOCK_BYTES);
+    kernel->gemm_tile(p->panel, p->K / 32, problem_pack(p, first, n), n, sums, &ahead);
     return sums;
 }

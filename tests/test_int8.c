@@ -114,7 +114,9 @@ static const float *run(const struct kernel *kernel, struct problem *p, const st
     float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
     for (int32_t t = 0; t < n; t++)
         int8_pack(q->codes + (first + t) * p->K, q->scales + (first + t) * n_blocks, n_blocks, n, t, tile);
-    kernel->gemm_tile(p->panel, n_blocks, (const uint16_t *)(const void *)tile, n, sums);
+    struct read_ahead ahead = {0};
+    read_ahead_begin(&ahead, p->panel, n_blocks * PANEL_BLOCK_BYTES);
+    kernel->gemm_tile(p->panel, n_blocks, (const uint16_t *)(const void *)tile, n, sums, &ahead);
     return sums;
 }
 

@@ -11,7 +11,7 @@
 #include "cpu/pool.h"
 #include "tuning.h"
 
-enum { SMALLEST_TILE_TOKENS = 4, DEFAULT_CLAIM_SHARE = 6, MOST_ITEMS = 1 << 30 };
+enum { SMALLEST_TILE_TOKENS = 4, DEFAULT_CLAIM_SHARE = 6 };
 
 /* ---- Workspace
  * ------------------------------------------------------------------------------------------------------- */
@@ -89,71 +89,28 @@ static void place(struct forward *f, char *workspace)
 /* ---- Stages
  * ------------------------------------------------------------------------------------------------------------ */
 
-/* Items that nobody has claimed: of a whole stage, or of panels those of one node. */
-struct queue {
-    _Alignas(64) _Atomic uint64_t left; /* begin in the low half, end in the high half */
-    int64_t first_panel, n_panels;      /* of each expert's; n_panels 0 = items are numbered through */
-};
-
 struct stage {
     struct forward *f;
     stage_fn *run;
-    int64_t first;    /* item number 0 */
-    int64_t n_panels; /* items of an expert */
-    int64_t max_claim;
-    int32_t width; /* threads of a queue */
-    int32_t n_queues;
-    struct queue *queues;
+    int64_t n_items, max_claim;
+    int32_t width; /* threads */
+    _Alignas(64) _Atomic int64_t begun;
 };
 
-/* Claims a run of items: long while much is left, so that weights are streamed, one at a time near the end, so that all
- * threads finish together.  Even workers claim from the front, odd ones from the back: the largest experts, bound by
- * arithmetic, come first and the smallest, bound by memory, last, and the two go well together. */
-static int queue_claim(const struct stage *stage, struct queue *queue, int32_t worker, int64_t *first, int64_t *last)
-{
-    uint64_t left = atomic_load_explicit(&queue->left, memory_order_relaxed), rest;
-    int64_t begin, end, claim;
-    do {
-        begin = (int64_t)(left & UINT32_MAX);
-        end = (int64_t)(left >> 32);
-        if (begin == end) return 0;
-        claim = (end - begin) / (2 * stage->width);
-        if (claim > stage->max_claim) claim = stage->max_claim;
-        if (claim < 1) claim = 1;
-        rest = worker % 2 ? (uint64_t)(end - claim) << 32 | (uint64_t)begin
-                          : (uint64_t)end << 32 | (uint64_t)(begin + claim);
-    } while (
-        !atomic_compare_exchange_weak_explicit(&queue->left, &left, rest, memory_order_relaxed, memory_order_relaxed));
-    *first = worker % 2 ? end - claim : begin;
-    *last = *first + claim;
-    return 1;
-}
-
-/* Runs a queue's items first .. last-1: of panels as many runs as they touch experts. */
-static void queue_run(const struct stage *stage, const struct queue *queue, int64_t first, int64_t last, int32_t worker)
-{
-    if (!queue->n_panels) {
-        stage->run(stage->f, stage->first + first, stage->first + last, worker);
-        return;
-    }
-    while (first < last) {
-        int64_t panel = first % queue->n_panels, left = queue->n_panels - panel;
-        int64_t n = last - first < left ? last - first : left;
-        int64_t item = first / queue->n_panels * stage->n_panels + queue->first_panel + panel;
-        stage->run(stage->f, item, item + n, worker);
-        first += n;
-    }
-}
-
-/* The node's own queue first, then what others have left. */
+/* Claims runs of items: long while much is left, one at a time near the end, so that all threads finish together. */
 static void stage_worker(void *argument, int32_t worker)
 {
-    const struct stage *stage = argument;
-    int32_t own = stage->n_queues > 1 ? topology_node_here(pool_topology(stage->f->context->pool)) : 0;
-    int64_t first, last;
-    for (int32_t i = 0; i < stage->n_queues; i++) {
-        struct queue *queue = &stage->queues[(own + i) % stage->n_queues];
-        while (queue_claim(stage, queue, worker, &first, &last)) queue_run(stage, queue, first, last, worker);
+    struct stage *stage = argument;
+    int64_t first = atomic_load_explicit(&stage->begun, memory_order_relaxed);
+    while (first < stage->n_items) {
+        int64_t claim = (stage->n_items - first) / (2 * stage->width);
+        if (claim > stage->max_claim) claim = stage->max_claim;
+        if (claim < 1) claim = 1;
+        if (!atomic_compare_exchange_weak_explicit(&stage->begun, &first, first + claim, memory_order_relaxed,
+                                                   memory_order_relaxed))
+            continue;
+        stage->run(stage->f, first, first + claim, worker);
+        first = atomic_load_explicit(&stage->begun, memory_order_relaxed);
     }
 }
 
@@ -163,33 +120,7 @@ void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_cl
         run(f, 0, 1, 0);
         return;
     }
-    for (int64_t first = 0; first < n_items; first += MOST_ITEMS) {
-        int64_t n = n_items - first < MOST_ITEMS ? n_items - first : MOST_ITEMS;
-        struct queue queue = {(uint64_t)n << 32, 0, 0};
-        struct stage stage = {f, run, first, 0, max_claim, pool_threads(f->context->pool), 1, &queue};
-        pool_run(f->context->pool, stage_worker, &stage);
-    }
-}
-
-void stage_run_panels(struct forward *f, stage_fn *run, const struct packed_matrix *matrix, int64_t n_panels,
-                      int64_t max_claim)
-{
-    const int32_t n_nodes = pool_topology(f->context->pool)->n_nodes, width = pool_threads(f->context->pool);
-    struct queue queues[MAX_NODES];
-    if (n_nodes == 1 || f->n_active * n_panels > MOST_ITEMS) {
-        stage_run(f, run, f->n_active * n_panels, max_claim);
-        return;
-    }
-    for (int32_t node = 0; node < n_nodes; node++) {
-        int64_t first = topology_first_panel(n_nodes, node, matrix->n_panels);
-        int64_t last = topology_first_panel(n_nodes, node + 1, matrix->n_panels);
-        if (last > n_panels) last = n_panels;
-        int64_t n = last > first ? last - first : 0;
-        atomic_init(&queues[node].left, (uint64_t)(f->n_active * n) << 32);
-        queues[node].first_panel = first;
-        queues[node].n_panels = n;
-    }
-    struct stage stage = {f, run, 0, n_panels, max_claim, width > n_nodes ? width / n_nodes : 1, n_nodes, queues};
+    struct stage stage = {f, run, n_items, max_claim, pool_threads(f->context->pool), 0};
     pool_run(f->context->pool, stage_worker, &stage);
 }
 

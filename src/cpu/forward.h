@@ -8,8 +8,9 @@
  *   down         GEMM, bias -> z', one bf16 row a routed row;                               |
  *                combine: z' and weights -> y                                              /
  *
- * A stage is a function over a range of items; stage_run spreads the items over the pool's threads, one fork and join a
- * stage.  What few tokens need before gate_up is done by the caller's thread, so that such a layer has two of them. */
+ * A stage is a function over a range of items; stage_run, or for GEMMs panels_run, spreads the items over the pool's
+ * threads, one fork and join a stage.  What few tokens need before gate_up is done by the caller's thread, so that such
+ * a layer has two of them. */
 #ifndef MOE4_CPU_FORWARD_H
 #define MOE4_CPU_FORWARD_H
 
@@ -103,11 +104,6 @@ typedef void stage_fn(struct forward *f, int64_t first, int64_t last, int32_t wo
 
 /* Runs a stage over n_items items.  Threads claim runs of items, at most max_claim, smaller towards the end. */
 void stage_run(struct forward *f, stage_fn *stage, int64_t n_items, int64_t max_claim);
-
-/* The same over the first n_panels of each active expert's matrix, item = expert * n_panels + panel.  Where there are
- * several nodes, threads claim those of theirs first. */
-void stage_run_panels(struct forward *f, stage_fn *stage, const struct packed_matrix *matrix, int64_t n_panels,
-                      int64_t max_claim);
 
 moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens, int32_t top_k,
                          struct workspace_plan *plan);

@@ -75,6 +75,7 @@ void gather_expert(struct forward *f, const struct active_expert *expert, int32_
     _Atomic int32_t *state = f->gathered + expert->first_tile;
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         int32_t expected = NOT_GATHERED;
+        if (atomic_load_explicit(&state[i], memory_order_relaxed) != NOT_GATHERED) continue;
         if (!atomic_compare_exchange_strong_explicit(&state[i], &expected, BEING_GATHERED, memory_order_relaxed,
                                                      memory_order_relaxed))
             continue;

@@ -7,25 +7,12 @@
 #include "base/fp8.h"
 #include "cpu/forward.h"
 #include "cpu/int8.h"
-#include "cpu/pool.h"
+#include "cpu/panels.h"
 #include "cpu/tame.h"
-
-enum { READING_ROWS = 4 }; /* routed rows whose arithmetic takes as long as reading a panel, roughly */
 
 static const struct kernel *expert_kernel(const struct forward *f, int32_t l)
 {
     return f->prepared->is_exact[l] ? f->exact_kernel : f->kernel;
-}
-
-/* The most panels that a thread may claim at once.  Long runs stream best, but all threads must finish together: even
- * if all panels of a claim belong to the largest expert, it is at most 1/claim_share of a thread's share. */
-static int64_t largest_claim(const struct forward *f, int64_t n_panels)
-{
-    int64_t total = 0;
-    for (int32_t i = 0; i < f->n_active; i++) total += n_panels * (f->active[i].n_rows + READING_ROWS);
-    return f->n_active
-               ? total / (f->claim_share * pool_threads(f->context->pool) * (f->active[0].n_rows + READING_ROWS))
-               : 0;
 }
 
 /* ---- gate_up -------------------------------------------------------------------------------------------------- */
@@ -125,26 +112,19 @@ static void gate_up_tile(struct forward *f, const struct active_expert *expert, 
     store_intermediate(f, tile, first, n, rounded, columns);
 }
 
-static void gate_up_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
+static void gate_up_panel(struct forward *f, struct panel_place place, struct panel_reader *reader)
 {
     const struct packed_matrix *matrix = &f->prepared->gate_up;
+    const struct active_expert *expert = place.expert;
     float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    gather_expert(f, expert, reader->worker);
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];
+        if (i == expert->n_tiles - 1) panels_look_ahead(reader);
         expert_kernel(f, expert->l)
-            ->gemm_tile(packed_panel(matrix, expert->l, panel), matrix->K / BLOCK_SIZE,
-                        f->x + tile->first_row * matrix->K, tile->n_rows, sums);
-        gate_up_tile(f, expert, panel, tile, sums);
-    }
-}
-
-static void gate_up_panels(struct forward *f, int64_t first, int64_t last, int32_t worker)
-{
-    int64_t n_panels = f->prepared->gate_up.n_panels;
-    for (int64_t i = first; i < last; i++) {
-        const struct active_expert *expert = &f->active[i / n_panels];
-        if (i == first || i % n_panels == 0) gather_expert(f, expert, worker);
-        gate_up_panel(f, expert, i % n_panels);
+            ->gemm_tile(packed_panel(matrix, expert->l, place.panel), matrix->K / BLOCK_SIZE,
+                        f->x + tile->first_row * matrix->K, tile->n_rows, sums, &reader->ahead);
+        gate_up_tile(f, expert, place.panel, tile, sums);
     }
 }
 
@@ -198,8 +178,7 @@ void gate_up_stage(struct forward *f)
 {
     atomic_store_explicit(&f->has_wild, 0, memory_order_relaxed);
     gather_begin(f);
-    const struct packed_matrix *matrix = &f->prepared->gate_up;
-    stage_run_panels(f, gate_up_panels, matrix, matrix->n_panels, largest_claim(f, matrix->n_panels));
+    panels_run(f, gate_up_panel, &f->prepared->gate_up, f->prepared->gate_up.n_panels);
     if (f->call->batch->compute == MOE4_COMPUTE_FP8) {
         stage_run(f, quantize_tiles, f->n_tiles, 1);
         return;
@@ -211,15 +190,9 @@ void gate_up_stage(struct forward *f)
 /* ---- down
  * ------------------------------------------------------------------------------------------------------------- */
 
-/* Panels of the down matrix that reach into y. */
-static int64_t down_panels_wanted(const struct forward *f)
-{
-    return (f->layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS;
-}
-
 /* total [n_rows][PANEL_ROWS]: a tile's sums of each group of k, times its factor, added in ascending order. */
 static void down_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
-                      int64_t panel, float *total)
+                      int64_t panel, struct read_ahead *ahead, float *total)
 {
     const struct packed_matrix *matrix = &f->prepared->down;
     const uint8_t *weights = packed_panel(matrix, expert->l, panel);
@@ -231,7 +204,7 @@ static void down_tile(const struct forward *f, const struct active_expert *exper
         expert_kernel(f, expert->l)
             ->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
                         (left < f->group_size ? left : f->group_size) / BLOCK_SIZE, v + k * tile->n_rows, tile->n_rows,
-                        sums);
+                        sums, ahead);
         for (int32_t row = 0; row < tile->n_rows; row++)
             for (int32_t r = row * PANEL_ROWS; r < (row + 1) * PANEL_ROWS; r++) {
                 float scaled = sums[r] * factor[row * f->n_groups];
@@ -240,38 +213,30 @@ static void down_tile(const struct forward *f, const struct active_expert *exper
     }
 }
 
-static void down_panel(struct forward *f, const struct active_expert *expert, int64_t panel)
+static void down_panel(struct forward *f, struct panel_place place, struct panel_reader *reader)
 {
     const struct prepared *prepared = f->prepared;
-    const struct packed_matrix *matrix = &prepared->down;
-    const float *bias = packed_bias(matrix, expert->l, panel);
-    const int64_t width = f->layer->output_size, first = panel * PANEL_ROWS;
+    const struct active_expert *expert = place.expert;
+    const float *bias = packed_bias(&prepared->down, expert->l, place.panel);
+    const int64_t width = f->layer->output_size, first = place.panel * PANEL_ROWS;
     const int64_t n = width - first < PANEL_ROWS ? width - first : PANEL_ROWS;
     float total[TILE_TOKENS * PANEL_ROWS], biased[PANEL_ROWS];
 
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];
-        down_tile(f, expert, tile, panel, total);
+        if (i == expert->n_tiles - 1) panels_look_ahead(reader);
+        down_tile(f, expert, tile, place.panel, &reader->ahead, total);
         for (int32_t row = 0; row < tile->n_rows; row++) {
             add_bias(total + row * PANEL_ROWS, 1.0f, bias, biased);
-            prepared->round(biased, n, forward_z(f, panel, tile->first_row + row));
+            prepared->round(biased, n, forward_z(f, place.panel, tile->first_row + row));
         }
     }
-}
-
-static void down_panels(struct forward *f, int64_t first, int64_t last, int32_t worker)
-{
-    (void)worker;
-    int64_t n_panels = down_panels_wanted(f);
-    for (int64_t i = first; i < last; i++) {
-        down_panel(f, &f->active[i / n_panels], i % n_panels);
-        combine_multiplied(f, i % n_panels);
-    }
+    combine_multiplied(f, place.panel);
 }
 
 void down_stage(struct forward *f)
 {
-    const int64_t n_panels = down_panels_wanted(f);
+    const int64_t n_panels = (f->layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS; /* that reach into y */
     combine_begin(f, n_panels);
-    stage_run_panels(f, down_panels, &f->prepared->down, n_panels, largest_claim(f, n_panels));
+    panels_run(f, down_panel, &f->prepared->down, n_panels);
 }

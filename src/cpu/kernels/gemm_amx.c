@@ -100,13 +100,14 @@ static void add_scaled(const struct scratch *s, const uint8_t *scales, int32_t n
     }
 }
 
-static void gemm_tile_amx(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
+static void gemm_tile_amx(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
+                          struct read_ahead *ahead)
 {
     struct scratch scratch;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     configure(n_tokens);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        prefetch_block(panel);
+        read_block(ahead);
         decode_block(panel, &scratch);
         turn_block((const uint32_t *)(const void *)x, n_tokens, &scratch);
         multiply_block(&scratch);

@@ -7,6 +7,7 @@
 
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/prefetch.h"
+#include "cpu/kernels/unroll.h"
 #include "cpu/kernels/widen.h"
 #include "cpu/layout.h"
 
@@ -63,31 +64,33 @@ static inline __attribute__((always_inline)) void multiply(half_line weights[][L
 {
     const float *even = x->even + first_token, *odd = x->odd + first_token;
     __m256 block[GROUP_TOKENS][2 * HALVES];
-#pragma GCC unroll 6
-    for (int t = 0; t < n_tokens; t++)
-#pragma GCC unroll 4
+    UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        UNROLL
         for (int h = 0; h < n_sub * HALVES; h++) block[t][h] = _mm256_setzero_ps();
+    }
 #pragma GCC unroll 1
-    for (int line = 0; line < LINES; line++)
-#pragma GCC unroll 8
+    for (int line = 0; line < LINES; line++) {
+        UNROLL
         for (int k = 0; k < 8; k++) {
             const float *value = k % 2 ? odd : even;
             __m256 w[2 * HALVES];
-#pragma GCC unroll 4
+            UNROLL
             for (int h = 0; h < n_sub * HALVES; h++)
                 w[h] = load_weights(weights[h / HALVES][line][h % HALVES] + byte_of[k]);
-#pragma GCC unroll 6
+            UNROLL
             for (int t = 0; t < n_tokens; t++) {
                 __m256 v = _mm256_broadcast_ss(value + t);
-#pragma GCC unroll 4
+                UNROLL
                 for (int h = 0; h < n_sub * HALVES; h++) block[t][h] = _mm256_fmadd_ps(w[h], v, block[t][h]);
             }
             if (k % 2) even += ldx, odd += ldx;
         }
-#pragma GCC unroll 4
+    }
+    UNROLL
     for (int h = 0; h < n_sub * HALVES; h++) {
         const __m256 scale = load_scales(scales + h * LANES);
-#pragma GCC unroll 6
+        UNROLL
         for (int t = 0; t < n_tokens; t++) {
             float *sum = sums + t * PANEL_ROWS + h * LANES;
             _mm256_store_ps(sum, _mm256_fmadd_ps(block[t][h], scale, _mm256_load_ps(sum)));
@@ -116,13 +119,14 @@ static void multiply_group(half_line weights[SUBTILES][LINES][HALVES], const uin
     }
 }
 
-static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
+static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
+                           struct read_ahead *ahead)
 {
     half_line weights[SUBTILES][LINES][HALVES];
     struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        prefetch_block(panel);
+        read_block(ahead);
         widen_block(x, n_tokens, 0.5f, &wide);
         decode_block(panel + CODES_OFFSET, weights);
         for (int32_t t = 0, group; t < n_tokens; t += group) { /* of nearly equal size */

@@ -8,16 +8,15 @@
  * and sums that stay in registers, since stores of vectors are in the way, too.  With fewer tokens all ports are busy,
  * and a multiplication by the scale, which has the same bits, spares those that shift and look up. */
 #include <immintrin.h>
-#include <string.h>
 
 #include "cpu/kernels/decode_avx512.h"
 #include "cpu/kernels/kernel.h"
+#include "cpu/kernels/unroll.h"
 
 enum {
-    LINES = 4,           /* code lines of a subtile in a block */
-    PAIRS = 4,           /* pairs of k in a line */
-    MOST_KEPT_SUMS = 12, /* vectors of sums that fit the registers beside as many of a block */
-    FEW_TOKENS = 3       /* those that do not keep the dot product's ports busy */
+    LINES = 4,     /* code lines of a subtile in a block */
+    PAIRS = 4,     /* pairs of k in a line */
+    FEW_TOKENS = 3 /* those that do not keep the dot product's ports busy */
 };
 
 /* acc += w . x over pairs.  Written in assembler for the broadcast operand, which spares a register a token; volatile,
@@ -29,73 +28,67 @@ static inline __m512 dot_broadcast(__m512 acc, __m512i w, const uint32_t *x)
 }
 
 /* One pass over a panel: N_SUB of its subtiles from `first` on, for N_TOKENS tokens.  Always inlined with constants, so
- * that a block's sums live in registers: N_SUB * N_TOKENS <= 24. */
+ * that sums and those of a block live in registers: N_SUB * N_TOKENS <= 12. */
 static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int64_t n_blocks, const uint32_t *x,
                                                        const int n_tokens, const int first, const int n_sub,
-                                                       float *sums)
+                                                       float *sums, struct read_ahead *ahead)
 {
     const __m512i table = decode_table();
-    const int is_kept = n_sub * n_tokens <= MOST_KEPT_SUMS;
+    const uint8_t *const end = panel + n_blocks * PANEL_BLOCK_BYTES;
+    uintptr_t at = ahead->at;
     __m512 sum[4][TILE_TOKENS];
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES) {
-        if (first == 0) prefetch_far(panel, 0, 1);
-        if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 0, 1);
+    for (; panel < end; panel += PANEL_BLOCK_BYTES, x += LINES * PAIRS * n_tokens) {
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
         __m512 block[4][TILE_TOKENS];
         for (int s = 0; s < n_sub; s++)
             for (int t = 0; t < n_tokens; t++) block[s][t] = _mm512_setzero_ps();
-#pragma GCC unroll 1
-        for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += PAIRS * n_tokens) {
+        at = read_lines(read_on(ahead, at), 1);
+        if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 0, 1);
+        UNROLL
+        for (int line = 0; line < LINES; line++) {
             __m512i packed[4];
-            if (first == 0) prefetch_far(panel, 1 + line * LINES, LINES);
+            at = read_lines(at, lines_ahead(n_sub));
             if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 1 + line * LINES, LINES);
-            for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
-#pragma GCC unroll 4
+            for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES + line * LINE_BYTES);
+            UNROLL
             for (int j = 0; j < PAIRS; j++) {
                 __m512i w[4];
-#pragma GCC unroll 4
+                UNROLL
                 for (int s = 0; s < n_sub; s++) {
                     w[s] = decode_pair(packed[s], j, table);
                     if (n_tokens <= 2) __asm__ volatile("" : "+v"(w[s])); /* here, neither before nor after */
                 }
-#pragma GCC unroll 12
-                for (int t = 0; t < n_tokens; t++)
-#pragma GCC unroll 4
+                UNROLL
+                for (int t = 0; t < n_tokens; t++) {
+                    UNROLL
                     for (int s = 0; s < n_sub; s++)
-                        block[s][t] = dot_broadcast(block[s][t], w[s], x + j * n_tokens + t);
+                        block[s][t] = dot_broadcast(block[s][t], w[s], x + (line * PAIRS + j) * n_tokens + t);
+                }
             }
         }
-        /* Sums that do not fit the registers stay in memory: the compiler shall not keep them on the stack instead. */
-        if (!is_kept) __asm__ volatile("" ::: "memory");
         for (int s = 0; s < n_sub; s++) {
             const uint8_t *scales = panel + (first + s) * SUBTILE_ROWS;
             const __m512 scale = n_tokens <= FEW_TOKENS ? load_scales(scales) : load_scale_exponents(scales);
-            for (int t = 0; t < n_tokens; t++) {
-                float *stored = sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS;
-                __m512 scaled =
-                    n_tokens <= FEW_TOKENS ? _mm512_mul_ps(block[s][t], scale) : _mm512_scalef_ps(block[s][t], scale);
-                sum[s][t] = _mm512_add_ps(is_kept ? sum[s][t] : _mm512_load_ps(stored), scaled);
-                if (!is_kept) _mm512_store_ps(stored, sum[s][t]);
-            }
+            for (int t = 0; t < n_tokens; t++)
+                sum[s][t] = _mm512_add_ps(sum[s][t], n_tokens <= FEW_TOKENS ? _mm512_mul_ps(block[s][t], scale)
+                                                                            : _mm512_scalef_ps(block[s][t], scale));
         }
     }
+    ahead->at = at;
     for (int s = 0; s < n_sub; s++)
-        for (int t = 0; is_kept && t < n_tokens; t++)
+        for (int t = 0; t < n_tokens; t++)
             _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);
 }
 
-/* Up to 3 tokens all 64 rows fit the registers, sums and those of a block; up to 6, half of them. */
-#define TILE_X      uint32_t
-#define N_SUB_OF(n) ((n) <= 3 ? 4 : 2)
+#define TILE_X uint32_t
 #include "cpu/kernels/tiles_template.h"
 
 static void gemm_tile_avx512_bf16(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
-                                  float *sums)
+                                  float *sums, struct read_ahead *ahead)
 {
-    if (n_tokens > 6) memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
-    tiles[n_tokens](panel, n_blocks, (const uint32_t *)(const void *)x, sums);
+    tiles[n_tokens](panel, n_blocks, (const uint32_t *)(const void *)x, sums, ahead);
 }
 
 const struct kernel kernel_avx512_bf16 = {.name = "gemm_avx512_bf16",

@@ -32,8 +32,10 @@ static void decode_block(const uint8_t *block, float weights[BLOCK_SIZE][PANEL_R
     }
 }
 
-static void gemm_tile_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
+static void gemm_tile_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
+                        struct read_ahead *ahead)
 {
+    (void)ahead;
     float weights[BLOCK_SIZE][PANEL_ROWS];
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {

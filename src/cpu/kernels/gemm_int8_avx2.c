@@ -7,6 +7,7 @@
 
 #include "cpu/int8.h"
 #include "cpu/kernels/kernel.h"
+#include "cpu/kernels/prefetch.h"
 #include "cpu/layout.h"
 
 enum { LANES = 8, GROUPS = PANEL_ROWS / LANES, LINES = 4, HALF_WORDS = INT8_CODE_WORDS / 2 };
@@ -57,14 +58,12 @@ static inline void multiply_group(const __m256i weights[INT8_CODE_WORDS], __m256
 }
 
 static void gemm_tile_int8_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
-                                float *sums)
+                                float *sums, struct read_ahead *ahead)
 {
-    enum { AHEAD = 16 * PANEL_BLOCK_BYTES };
     const int32_t *words = (const int32_t *)(const void *)x;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, words += INT8_BLOCK_WORDS * n_tokens) {
-        for (int i = 0; i < PANEL_BLOCK_BYTES; i += LINE_BYTES)
-            _mm_prefetch((const char *)panel + AHEAD + i, _MM_HINT_T1);
+        read_block(ahead);
         for (int group = 0; group < GROUPS; group++) {
             __m256i weights[INT8_CODE_WORDS];
             decode_group(panel + CODES_OFFSET + group / 2 * SUBTILE_BYTES + group % 2 * (LINE_BYTES / 2), weights);

@@ -10,6 +10,7 @@
 #include "cpu/int8.h"
 #include "cpu/kernels/decode_avx512.h"
 #include "cpu/kernels/kernel.h"
+#include "cpu/kernels/unroll.h"
 
 enum { LINES = 4 }; /* code lines of a subtile in a block */
 
@@ -41,11 +42,12 @@ static inline __m512 load_exponents(const uint8_t *scales)
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(128)));
 }
 
-/* Prefetching, as it was fastest on Zen 4.  A single pass reads memory as fast as it multiplies: one token into the
- * first level, a few lines at a time (all of a block at once, whichever the level, 25 % slower), two and three a block
- * at once into the second.  Where a panel takes several passes, each brings its own lines of the next panel: were they
- * brought by the first, or closer ahead, so that the hardware brings the other lines beside them, it would wait for
- * memory and the others not use it (n = 4: 41 GB/s instead of 30). */
+/* Prefetching, as it was fastest on Zen 4; not by what the others ask for (prefetch.h), which is up to 10 % slower
+ * here.  A single pass reads memory as fast as it multiplies: one token into the first level, a few lines at a time
+ * (all of a block at once, whichever the level, 25 % slower), two and three a block at once into the second.  Where a
+ * panel takes several passes, each brings its own lines of the next panel: were they brought by the first, or closer
+ * ahead, so that the hardware brings the other lines beside them, it would wait for memory and the others not use it (n
+ * = 4: 41 GB/s instead of 30). */
 enum { BLOCKS_AHEAD = 16, MOST_BLOCKS_AHEAD = 256 };
 
 static inline __attribute__((always_inline)) void prefetch_subtiles(const uint8_t *block, const int first,
@@ -67,8 +69,9 @@ static inline __attribute__((always_inline)) void prefetch_quarter(const uint8_t
  * that sums and those of a block live in registers: N_SUB * N_TOKENS <= 12. */
 static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int64_t n_blocks, const int32_t *x,
                                                        const int n_tokens, const int first, const int n_sub,
-                                                       float *sums)
+                                                       float *sums, struct read_ahead *reading)
 {
+    (void)reading; /* see above */
     const __m512i table = int8_table();
     const int64_t most_ahead = n_blocks < MOST_BLOCKS_AHEAD ? n_blocks : MOST_BLOCKS_AHEAD;
     const int64_t ahead = (n_sub == 4 ? BLOCKS_AHEAD : most_ahead) * PANEL_BLOCK_BYTES;
@@ -88,15 +91,16 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
             __m512i packed[4];
             if (n_tokens == 1) prefetch_quarter(panel + ahead, line);
             for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
-#pragma GCC unroll 2
-            for (int j = 0; j < 2; j++)
-#pragma GCC unroll 4
+            UNROLL
+            for (int j = 0; j < 2; j++) {
+                UNROLL
                 for (int s = 0; s < n_sub; s++) {
                     __m512i w = decode_half(packed[s], j, table);
-#pragma GCC unroll 12
+                    UNROLL
                     for (int t = 0; t < n_tokens; t++)
                         block[s][t] = dot_broadcast(block[s][t], w, word + j * n_tokens + t);
                 }
+            }
         }
         for (int s = 0; s < n_sub; s++) {
             const __m512 exponents = load_exponents(panel + (first + s) * SUBTILE_ROWS);
@@ -111,15 +115,13 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
             _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);
 }
 
-/* As many subtiles at once as the registers hold. */
-#define TILE_X      int32_t
-#define N_SUB_OF(n) ((n) <= 3 ? 4 : (n) <= 6 ? 2 : 1)
+#define TILE_X int32_t
 #include "cpu/kernels/tiles_template.h"
 
 static void gemm_tile_int8_avx512_vnni(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
-                                       float *sums)
+                                       float *sums, struct read_ahead *ahead)
 {
-    tiles[n_tokens](panel, n_blocks, (const int32_t *)(const void *)x, sums);
+    tiles[n_tokens](panel, n_blocks, (const int32_t *)(const void *)x, sums, ahead);
 }
 
 const struct kernel kernel_int8_avx512_vnni = {.name = "gemm_int8_avx512_vnni",

@@ -70,8 +70,10 @@ static void add_token(const uint8_t *block, const int16_t weights[BLOCK_SIZE][PA
     }
 }
 
-static void gemm_tile_int8_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
+static void gemm_tile_int8_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
+                             struct read_ahead *ahead)
 {
+    (void)ahead;
     const int32_t *words = (const int32_t *)(const void *)x;
     int16_t weights[BLOCK_SIZE][PANEL_ROWS];
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);

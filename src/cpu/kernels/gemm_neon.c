@@ -78,8 +78,10 @@ static void multiply_group(const float weights[BLOCK_SIZE][SUBTILE_ROWS], const 
     }
 }
 
-static void gemm_tile_neon(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums)
+static void gemm_tile_neon(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
+                           struct read_ahead *ahead)
 {
+    (void)ahead;
     float weights[BLOCK_SIZE][SUBTILE_ROWS] __attribute__((aligned(64)));
     struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);

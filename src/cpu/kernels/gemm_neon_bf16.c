@@ -110,8 +110,9 @@ static void spread_sums(const float32x4_t pairs[][ROW_PAIRS], int32_t n_tokens, 
 }
 
 static void gemm_tile_neon_bf16(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
-                                float *sums)
+                                float *sums, struct read_ahead *ahead)
 {
+    (void)ahead;
     operand weights[QUADS][ROW_PAIRS] __attribute__((aligned(64)));
     operand tokens[TOKEN_PAIRS][QUADS] __attribute__((aligned(64)));
     float32x4_t pairs[SUBTILES][TOKEN_PAIRS][ROW_PAIRS];

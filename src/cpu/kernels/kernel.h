@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "cpu/read_ahead.h"
 #include "moe4/moe4.h"
 
 /* The whole-K product of one packed panel and one token tile:
@@ -13,10 +14,12 @@
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
  *   x       [16 * n_blocks][n_tokens] pairs of bf16; for int8 kernels the words of cpu/int8.h
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
+ *   ahead   what to read meanwhile; for kernels that can ask for it
  *
  * An element's additions are in one order, the same for any n_tokens: a token's sums do not depend on its tile.
  * |x| < 2^120, lest a block of unscaled products overflow (cpu/tame.h). */
-typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums);
+typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
+                          struct read_ahead *ahead);
 
 struct kernel {
     const char *name;    /* gemm_ISA */

@@ -1,15 +1,15 @@
 /* Tiles of 1 to 12 tokens, for AVX-512 kernels that pass over a panel once or more, some of its four subtiles of 16
- * rows at a time.  Whoever includes this has written pass(), and defined
+ * rows at a time.  Whoever includes this has written pass() and defined
  *
- *   TILE_X      the type of the activations that pass() takes
- *   N_SUB_OF(n) the subtiles that it takes at once with n tokens, 4, 2 or 1: as many as fit the registers
+ *   TILE_X   the type of the activations that pass() takes
  *
  * A tile is compiled for its number of tokens, which pass() needs as a constant.  tiles[n] is the one of n. */
 #define GEMM_TILE(n)                                                                                                   \
-    static void gemm_tile_##n(const uint8_t *panel, int64_t n_blocks, const TILE_X *x, float *sums)                    \
+    static void gemm_tile_##n(const uint8_t *panel, int64_t n_blocks, const TILE_X *x, float *sums,                    \
+                              struct read_ahead *ahead)                                                                \
     {                                                                                                                  \
-        enum { N_SUB = N_SUB_OF(n) };                                                                                  \
-        for (int first = 0; first < 4; first += N_SUB) pass(panel, n_blocks, x, n, first, N_SUB, sums);                \
+        enum { N_SUB = (n) <= 3 ? 4 : (n) <= 6 ? 2 : 1 /* fit the registers, sums and those of a block */ };           \
+        for (int first = 0; first < 4; first += N_SUB) pass(panel, n_blocks, x, n, first, N_SUB, sums, ahead);         \
     }
 GEMM_TILE(1)
 GEMM_TILE(2)
@@ -24,6 +24,6 @@ GEMM_TILE(10)
 GEMM_TILE(11)
 GEMM_TILE(12)
 
-static void (*const tiles[])(const uint8_t *, int64_t, const TILE_X *, float *) = {
+static void (*const tiles[])(const uint8_t *, int64_t, const TILE_X *, float *, struct read_ahead *) = {
     NULL,        gemm_tile_1, gemm_tile_2, gemm_tile_3,  gemm_tile_4,  gemm_tile_5, gemm_tile_6,
     gemm_tile_7, gemm_tile_8, gemm_tile_9, gemm_tile_10, gemm_tile_11, gemm_tile_12};
