@@ -88,8 +88,11 @@ int dense_model_read(const json_t *config, const moe4_tensor *gate_up, struct de
 {
     static const char *const hidden[] = {"routed_expert_hidden_size", "moe_latent_size", "hidden_size", NULL};
     static const char *const intermediate[] = {"moe_intermediate_size", "intermediate_size", NULL};
+    static const char *const experts[] = {"n_routed_experts", "num_local_experts", "num_experts", NULL};
     const char *model_type = json_string_value(config_member(config, "model_type"));
-    *model = (struct dense_model){.H = first_integer(config, hidden), .I = first_integer(config, intermediate)};
+    *model = (struct dense_model){.H = first_integer(config, hidden),
+                                  .I = first_integer(config, intermediate),
+                                  .n_experts = first_integer(config, experts)};
     if (!gate_up) return EXIT_OK;
     const int64_t *shape = gate_up->shape;
     int is_gpt_oss = model_type && !strcmp(model_type, "gpt_oss");

@@ -28,6 +28,7 @@ struct dense_name dense_parse(const char *name);
 /* A model's stacked tensors: sizes, and how they lie. */
 struct dense_model {
     int64_t H, I, E;
+    int64_t n_experts; /* by the config; 0 = it does not say */
     int is_transposed, is_interleaved;
 };
 

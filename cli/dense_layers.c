@@ -149,6 +149,10 @@ static int check_layer(const struct dense_layers *self, const struct dense_layer
     if (is_stacked && layer->n_experts)
         return fail("layer %d: experts both stacked and apart, as in %s", layer->number, layer->base);
     if (!is_stacked && !layer->n_experts) return fail("layer %d: biases of experts, but no weights", layer->number);
+    int64_t n_experts = is_stacked ? self->model.E : layer->n_experts;
+    if (self->model.n_experts && n_experts != self->model.n_experts)
+        return fail("layer %d: %lld experts, but config.json says %lld", layer->number, (long long)n_experts,
+                    (long long)self->model.n_experts);
     return is_stacked ? check_stacked(self, layer) : check_apart(self, layer);
 }
 

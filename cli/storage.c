@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "message.h"
 
@@ -55,7 +56,12 @@ json_t *storage_config_read(const char *folder)
 {
     char path[PATH_MAX];
     json_error_t error;
+    struct stat info;
     snprintf(path, sizeof path, "%s/config.json", folder);
+    if (!stat(path, &info) && !S_ISREG(info.st_mode)) { /* a pipe would be waited for */
+        fail("%s: not a regular file", path);
+        return NULL;
+    }
     json_t *config = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (config && json_is_object(config)) return config;
     fail("%s: %s", path, config ? "is no object" : error.text);

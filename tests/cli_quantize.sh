@@ -102,8 +102,13 @@ sed 's/"moe_intermediate_size": 96/"moe_intermediate_size": 64/' "$work/apart/co
 expect 1 quantize "$work/E" "$work/x" --to mlx
 says "$err" "gate_proj.weight: shape [96, 64], expected [64, 64]"
 sed 's/"num_experts": 8/"num_experts": 9/' "$work/apart/config.json" >"$work/E/config.json"
-expect 1 quantize "$work/E" "$work/x.gguf" --to gguf
-says "$err" "gate.weight\" is BF16 [8, 64], expected BF16 [9, 64]"
+for to in gguf mlx; do
+    expect 1 quantize "$work/E" "$work/x.gguf" --to $to
+    says "$err" "layer 0: 8 experts, but config.json says 9"
+done
+rm "$work/E/config.json" && mkfifo "$work/E/config.json"
+expect 1 quantize "$work/E" "$work/x" --to mlx
+says "$err" "config.json: not a regular file"
 
 # Names that are not what they seem, all as long as the true ones: a layer for multi-token prediction is none of the
 # model's; two tensors for one place, and an expert with a number that 32 bits do not hold.
