@@ -16,6 +16,10 @@
 
 enum { BLOCK = 32, CODES = 16, NAN_SCALE = 0xFF };
 
+/* What e5m2 holds of a tile's scales on a GPU (src/cuda/layout.h): 27 binades between bytes that leave sums room; and
+ * of an expert's matrix 127. */
+enum { TILE_ROWS = 64, TILE_SPAN = 26, LEAST_SCALE = 40, MOST_SCALE = 180, MATRIX_SPAN = 126 };
+
 static const int32_t widest[N_FP8_FORMATS] = {11, 14, 26, 28};
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
@@ -28,12 +32,28 @@ static int block_is_zero(const uint8_t *codes)
     return !((halves[0] | halves[1]) & 0x7777777777777777u);
 }
 
-/* Blocks of zeros do not count in the span: they have no exponent. */
-static void row_scan(const uint8_t *codes, const uint8_t *scales, int64_t n_blocks, struct layer_health *sum)
+/* Scale bytes; low > high: there are none. */
+struct scale_span {
+    int low, high, has_nan;
+};
+
+static const struct scale_span no_span = {256, -1, 0};
+
+static void span_add(struct scale_span *sum, const struct scale_span *span)
 {
-    int low = 256, high = -1;
+    sum->low = span->low < sum->low ? span->low : sum->low;
+    sum->high = span->high > sum->high ? span->high : sum->high;
+    sum->has_nan |= span->has_nan;
+}
+
+/* Blocks of zeros do not count in the span: they have no exponent. */
+static struct scale_span row_scan(const uint8_t *codes, const uint8_t *scales, int64_t n_blocks,
+                                  struct layer_health *sum)
+{
+    int low = 256, high = -1, has_nan = 0;
     for (int64_t b = 0; b < n_blocks; ++b) {
         ++sum->scales[scales[b]];
+        has_nan |= scales[b] == NAN_SCALE;
         if (block_is_zero(codes + b * CODES)) {
             ++sum->n_zero_blocks;
         } else if (scales[b] != NAN_SCALE) {
@@ -45,12 +65,14 @@ static void row_scan(const uint8_t *codes, const uint8_t *scales, int64_t n_bloc
     ++sum->n_rows;
     sum->n_zero_rows += high < 0;
     for (int f = 0; f < N_FP8_FORMATS; ++f) sum->n_wide_rows[f] += high >= 0 && high - low > widest[f];
+    return (struct scale_span){low, high, has_nan};
 }
 
 struct scan_task {
     const moe4_matrix *matrix;
     int64_t K, rows, part_rows;
     struct layer_health *parts;
+    struct scale_span *spans; /* of every row */
 };
 
 static void scan_run(void *user, int64_t first, int64_t end)
@@ -62,8 +84,8 @@ static void scan_run(void *user, int64_t first, int64_t end)
     for (int64_t part = first; part < end; ++part) {
         int64_t last = (part + 1) * task->part_rows;
         for (int64_t r = part * task->part_rows; r < last && r < task->rows; ++r)
-            row_scan(matrix->codes + r * codes_row, matrix->scales + r * scales_row, task->K / BLOCK,
-                     &task->parts[part]);
+            task->spans[r] = row_scan(matrix->codes + r * codes_row, matrix->scales + r * scales_row, task->K / BLOCK,
+                                      &task->parts[part]);
     }
 }
 
@@ -77,15 +99,42 @@ static void health_add(struct layer_health *sum, const struct layer_health *part
     sum->n_zero_rows += part->n_zero_rows;
 }
 
-static int matrix_scan(struct layer_health *sum, const moe4_matrix *matrix, int64_t rows, int64_t K, int32_t n_threads)
+/* Counts the tiles that e5m2 does not hold; whether there are any, or the matrix spans too much. */
+static int tiles_scan(struct layer_health *sum, const struct scale_span *spans, int64_t rows, moe4_gate_up gate_up)
+{
+    const int has_halves = gate_up == MOE4_GATE_UP_GATE_FIRST || gate_up == MOE4_GATE_UP_UP_FIRST;
+    const int64_t end = has_halves ? rows / 2 : rows, step = has_halves ? TILE_ROWS / 2 : TILE_ROWS;
+    struct scale_span all = no_span;
+    int is_raw = 0;
+    for (int64_t first = 0; first < end; first += step, ++sum->n_tiles) {
+        struct scale_span tile = no_span;
+        for (int64_t r = first; r < first + step && r < end; ++r) {
+            span_add(&tile, &spans[r]);
+            if (has_halves) span_add(&tile, &spans[end + r]);
+        }
+        const int is_extreme = tile.high >= 0 && (tile.low < LEAST_SCALE || tile.high > MOST_SCALE);
+        const int is_wide = tile.high - tile.low > TILE_SPAN;
+        if (tile.has_nan || is_extreme || is_wide)
+            ++sum->n_raw_tiles[tile.has_nan ? RAW_NAN : is_extreme ? RAW_EXTREME : RAW_WIDE], is_raw = 1;
+        span_add(&all, &tile);
+    }
+    return is_raw || all.high - all.low > MATRIX_SPAN;
+}
+
+static int matrix_scan(struct layer_health *sum, const moe4_matrix *matrix, int64_t rows, int64_t K,
+                       moe4_gate_up gate_up, int32_t n_threads, int *is_raw)
 {
     struct scan_task task = {.matrix = matrix, .K = K, .rows = rows, .part_rows = (rows + n_threads - 1) / n_threads};
     int code = allocate(&task.parts, n_threads, sizeof *task.parts, "histograms");
-    if (code) return code;
-    parallel_for(n_threads, n_threads, scan_run, &task);
-    for (int32_t t = 0; t < n_threads; ++t) health_add(sum, &task.parts[t]);
+    if (!code) code = allocate(&task.spans, rows, sizeof *task.spans, "rows' scales");
+    if (!code) {
+        parallel_for(n_threads, n_threads, scan_run, &task);
+        for (int32_t t = 0; t < n_threads; ++t) health_add(sum, &task.parts[t]);
+        *is_raw |= tiles_scan(sum, task.spans, rows, gate_up);
+    }
+    free(task.spans);
     free(task.parts);
-    return EXIT_OK;
+    return code;
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
@@ -131,9 +180,10 @@ static int expert_scan(struct health *health, struct layer_health *layer, const 
     int64_t H = config->hidden_size, I = config->intermediate_size;
     int64_t rows = config->gate_up == MOE4_GATE_UP_NONE ? I : 2 * I;
     int64_t zeros = layer->n_zero_blocks, blocks = layer->n_blocks;
-    int code = matrix_scan(layer, &expert->gate_up, rows, H, n_threads);
-    if (!code) code = matrix_scan(layer, &expert->down, H, I, n_threads);
+    int is_raw = 0, code = matrix_scan(layer, &expert->gate_up, rows, H, config->gate_up, n_threads, &is_raw);
+    if (!code) code = matrix_scan(layer, &expert->down, H, I, MOE4_GATE_UP_NONE, n_threads, &is_raw);
     if (code) return code;
+    layer->n_raw_experts += is_raw;
     XXH3_state_t hash;
     XXH3_128bits_reset(&hash);
     matrix_hash(&hash, &expert->gate_up, rows, H);

@@ -10,6 +10,10 @@
  * subnormal ones too. */
 enum fp8_format { FP8_E4M3_NORMAL, FP8_E4M3, FP8_E5M2_NORMAL, FP8_E5M2, N_FP8_FORMATS };
 
+/* Why a tile of 64 rows, 32 gates and their ups where there are gates, keeps its expert off a GPU's fp8 tensor cores.
+ */
+enum raw_reason { RAW_NAN, RAW_EXTREME, RAW_WIDE, N_RAW_REASONS };
+
 struct value_range {
     double low, high;
     int64_t count, n_odd; /* finite values; NaN and infinities */
@@ -21,7 +25,8 @@ struct layer_health {
     int64_t scales[256];             /* blocks with each scale byte */
     int64_t n_blocks, n_zero_blocks; /* whose codes are all zero */
     int64_t n_rows, n_zero_rows, n_wide_rows[N_FP8_FORMATS];
-    int32_t n_experts, n_zero_experts;
+    int64_t n_tiles, n_raw_tiles[N_RAW_REASONS];
+    int32_t n_experts, n_zero_experts, n_raw_experts;
     struct value_range router, router_bias, selection_bias, expert_bias;
 };
 

@@ -7,6 +7,7 @@
 enum { NAN_SCALE = 0xFF, MOST_NAMED = 8 };
 
 static const char *const format_keys[N_FP8_FORMATS] = {"e4m3_normal", "e4m3", "e5m2_normal", "e5m2"};
+static const char *const reason_keys[N_RAW_REASONS] = {"nan", "extreme", "wide"};
 
 /* The scale byte below which `share` of the blocks that are not NaN lie. */
 static int scale_at(const struct layer_health *layer, double share)
@@ -27,6 +28,13 @@ static int64_t odd_values(const struct layer_health *layer)
 static double wide_share(const struct layer_health *layer, int format)
 {
     return layer->n_rows ? (double)layer->n_wide_rows[format] / (double)layer->n_rows : 0;
+}
+
+static int64_t raw_tiles(const struct layer_health *layer)
+{
+    int64_t sum = 0;
+    for (int r = 0; r < N_RAW_REASONS; ++r) sum += layer->n_raw_tiles[r];
+    return sum;
 }
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
@@ -60,6 +68,12 @@ void health_report_layer(const struct layer_health *layer)
     report_field("fp8", "too wide for e4m3: %.3g%% of rows (%.3g%% without subnormals); for e5m2: %.3g%% (%.3g%%)",
                  100 * wide_share(layer, FP8_E4M3), 100 * wide_share(layer, FP8_E4M3_NORMAL),
                  100 * wide_share(layer, FP8_E5M2), 100 * wide_share(layer, FP8_E5M2_NORMAL));
+    if (layer->n_raw_experts)
+        report_field("fp8 on GPUs",
+                     "%s in plain fp32, for %lld of %lld tiles: %lld too wide, %lld of extreme scales, %lld NaN",
+                     human_plural(layer->n_raw_experts, "expert").text, (long long)raw_tiles(layer),
+                     (long long)layer->n_tiles, (long long)layer->n_raw_tiles[RAW_WIDE],
+                     (long long)layer->n_raw_tiles[RAW_EXTREME], (long long)layer->n_raw_tiles[RAW_NAN]);
     report_range("router bias", &layer->router_bias);
     report_range("selection bias", &layer->selection_bias);
     if (layer->scales[NAN_SCALE])
@@ -118,7 +132,7 @@ static void put_range(json_t *object, const char *key, const struct value_range 
 
 json_t *health_layer_json(const struct layer_health *layer)
 {
-    json_t *object = json_object(), *scales = json_object(), *wide = json_object();
+    json_t *object = json_object(), *scales = json_object(), *wide = json_object(), *raw = json_object();
     for (int byte = 0; byte < 256; ++byte) {
         char key[12];
         snprintf(key, sizeof key, "%d", byte);
@@ -127,6 +141,10 @@ json_t *health_layer_json(const struct layer_health *layer)
     for (int f = 0; f < N_FP8_FORMATS; ++f) json_put_real(wide, format_keys[f], wide_share(layer, f));
     json_object_set_new(object, "scales", scales);
     json_object_set_new(object, "wide_row_share", wide);
+    json_put_integer(raw, "tiles", layer->n_tiles);
+    for (int r = 0; r < N_RAW_REASONS; ++r) json_put_integer(raw, reason_keys[r], layer->n_raw_tiles[r]);
+    json_put_integer(raw, "experts", layer->n_raw_experts);
+    json_object_set_new(object, "fp8_raw", raw);
     json_put_integer(object, "weight_bytes", layer->weight_bytes);
     json_put_integer(object, "blocks", layer->n_blocks);
     json_put_integer(object, "zero_blocks", layer->n_zero_blocks);

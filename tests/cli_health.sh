@@ -70,6 +70,14 @@ expect 0 inspect "$model" --health --json
 grep -q '"layer":1.*"wide_row_share":{"e4m3_normal":0.000976562.*,"e4m3":0.00048828.*,"e5m2_normal":0.0,"e5m2":0.0}' "$out" ||
     die "shares of wide rows:"
 
+# Tiles of 64 rows that e5m2 does not hold: one of 28 binades, in another expert one with scales below 2^-87.
+patch "$at" '\144\177'
+patch $((at + 384)) '\047\177'
+expect 0 inspect "$model" --health --json
+grep -q '"layer":1.*"fp8_raw":{"tiles":32,"nan":0,"extreme":1,"wide":1,"experts":2}' "$out" || die "tiles of raw experts:"
+expect 0 inspect "$model" --health
+says "$out" "2 experts in plain fp32, for 2 of 32 tiles: 1 too wide, 1 of extreme scales, 0 NaN"
+
 expect 0 inspect "$model" --plot "$work/scales.svg"
 [ "$(grep -c '<title>layer 1, ' "$work/scales.svg")" -gt 3 ] || die "no bars in the picture"
 tail -1 "$work/scales.svg" | grep -qx '</svg>' || die "the picture has no end"
