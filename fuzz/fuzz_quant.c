@@ -25,13 +25,14 @@ static void check_oracle(const float *x, moe4_scale_rule rule, const uint8_t *co
     FUZZ_CHECK(scale == expected_scale && memcmp(codes, expected_codes, CODES) == 0);
 }
 
-/* Half of the widest gap between codes, times the scale; more only where a code saturates, which CEIL never does. */
+/* Half of the widest gap between codes, times the scale; more only where a code saturates, which under CEIL only the
+ * largest scale does. */
 static void check_error(const float *x, moe4_scale_rule rule, uint8_t scale, const float *y)
 {
     double unit = ldexp(1.0, scale - 127);
     for (int i = 0; i < BLOCK; i++) {
         double magnitude = fabs((double)x[i]) / unit, error = fabs((double)x[i] - (double)y[i]) / unit;
-        int saturates = magnitude > 6.0 && rule != MOE4_SCALE_CEIL;
+        int saturates = magnitude > 6.0 && (rule != MOE4_SCALE_CEIL || scale == 252);
         FUZZ_CHECK(error <= (magnitude <= 2.0 ? 0.25 : magnitude <= 4.0 ? 0.5 : 1.0) || saturates);
         FUZZ_CHECK(!saturates || (magnitude < 8.0 && error == magnitude - 6.0));
     }
@@ -46,8 +47,7 @@ static void check_block(const float *x, moe4_scale_rule rule)
     moe4_mxfp4_dequantize(codes, &scale, 1, y);
     FUZZ_CHECK((scale != 0xFF) == is_finite(x));
     if (!is_finite(x)) return;
-    FUZZ_CHECK(is_finite(y) || rule != MOE4_SCALE_FLOOR);
-    if (!is_finite(y)) return; /* the scale was rounded up beyond the range of f32 */
+    FUZZ_CHECK(is_finite(y));
     check_error(x, rule, scale, y);
     moe4_mxfp4_quantize(y, 1, rule, again_codes, &again_scale);
     moe4_mxfp4_dequantize(again_codes, &again_scale, 1, again);

@@ -88,12 +88,15 @@ void ref_quantize_int8(const double *x, int64_t n, int8_t *codes, float *scales)
     }
 }
 
-/* The scale byte of least squared error, of all that there are. */
+/* The byte of 2^125, beyond which no rule goes: 6 * 2^125 is the largest code in the range of f32. */
+enum { LARGEST_MXFP4_SCALE = 252 };
+
+/* The scale byte of least squared error, of all that a rule may choose. */
 static unsigned mxfp4_best_scale(const double *x)
 {
     unsigned best = 0;
     double least = INFINITY;
-    for (unsigned scale = 0; scale < 0xFF; scale++) {
+    for (unsigned scale = 0; scale <= LARGEST_MXFP4_SCALE; scale++) {
         double sum = 0;
         for (int k = 0; k < REF_MX_BLOCK; k++) {
             double error = x[k] - ref_e2m1(ref_to_e2m1(ldexp(x[k], 127 - (int)scale))) * ref_e8m0(scale);
@@ -107,7 +110,7 @@ static unsigned mxfp4_best_scale(const double *x)
     return best;
 }
 
-/* The scale byte of an MXFP4 block whose largest magnitude is amax, finite and not 0. */
+/* The scale byte of an MXFP4 block whose largest magnitude is amax, finite and not 0, by rule alone. */
 static unsigned mxfp4_scale(const double *x, double amax, moe4_scale_rule rule)
 {
     int exponent;
@@ -127,6 +130,7 @@ void ref_quantize_mxfp4(const double *x, int64_t n, moe4_scale_rule rule, uint8_
     for (int64_t i = 0; i < n; i += REF_MX_BLOCK) {
         double amax = largest_magnitude(x + i, REF_MX_BLOCK);
         unsigned scale = isnan(amax) ? 0xFF : amax == 0 ? 0 : mxfp4_scale(x + i, amax, rule);
+        if (scale > LARGEST_MXFP4_SCALE && scale != 0xFF) scale = LARGEST_MXFP4_SCALE;
         scales[i / REF_MX_BLOCK] = (uint8_t)scale;
         for (int64_t k = i; k < i + REF_MX_BLOCK; k += 2) {
             int empty = amax == 0 || isnan(amax);

@@ -131,14 +131,14 @@ renamed "$work/beside" 's/model\.layers\.1\.mlp/mtp.layers.0000.mm/g'
 expect 0 quantize "$work/beside" "$work/q_beside" --to compressed-tensors --json
 json total.blocks=4608
 
-# A weight whose code is 2^128, beyond f32: its error is still a number.  (Behind it only a router of 1024 bytes.)
+# The largest float becomes 1.5 * 2^127, a quarter less.  (Behind it only a router of 1024 bytes.)
 mkdir "$work/largest"
 "$helpers/dense_of" "$model" "$work/largest" apart F32
 cp "$work/apart/config.json" "$work/largest"
 file=$work/largest/model.safetensors
 printf '\377\377\177\177' | dd of="$file" bs=1 seek=$(($(wc -c <"$file") - 1028)) conv=notrunc 2>"$err"
 expect 0 quantize "$work/largest" "$work/q_largest" --to compressed-tensors --check --json
-json total.relative_error=5.960465e-8 total.nan_blocks=0
+json total.relative_error=0.25 total.nan_blocks=0
 
 # A table for people.
 expect 0 quantize "$work/apart" "$work/table" --to compressed-tensors

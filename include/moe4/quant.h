@@ -12,11 +12,13 @@
 extern "C" {
 #endif
 
-/* How a block's scale follows from its elements.  Codes are then rounded to nearest, ties to even, saturating. */
+/* How a block's scale follows from its elements.  Codes are then rounded to nearest, ties to even, saturating.  No rule
+ * goes beyond 2^125 (byte 252), so that whatever is finite stays finite: elements above 6 * 2^125 = 1.5 * 2^127 become
+ * that, the largest value that codes can hold in the range of f32. */
 typedef enum moe4_scale_rule {
     MOE4_SCALE_EVEN = 0, /* 2^(e-2), e the exponent of amax after rounding its mantissa to one bit (AMD Quark, compressed-tensors) */
     MOE4_SCALE_FLOOR,    /* 2^(floor(log2 amax) - 2) (OCP, ggml): the largest elements may saturate */
-    MOE4_SCALE_CEIL,     /* the smallest power of two >= amax/6: nothing saturates */
+    MOE4_SCALE_CEIL,     /* the smallest power of two >= amax/6: nothing up to 1.5 * 2^127 saturates */
     MOE4_SCALE_MSE       /* the scale of least squared error: FLOOR's, twice or half of it; no other can be better */
 } moe4_scale_rule;
 

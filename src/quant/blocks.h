@@ -13,6 +13,10 @@ struct block_kernels {
 
 extern const struct block_kernels blocks_c, blocks_avx2, blocks_avx512;
 
+/* The largest scale byte that a rule may choose, 2^125: its code of 6 is the largest that f32 can hold, and all that a
+ * larger scale can hold is there, too. */
+enum { HIGHEST_SCALE = 252 };
+
 /* A block that the loops do not take: zeros, something not finite, or a scale near the bottom of the range, where
  * limits between codes are subnormal.  bits: 32 elements as f32. */
 void block_quantize_rare(const int32_t *bits, moe4_scale_rule rule, uint8_t *codes, uint8_t *scale);

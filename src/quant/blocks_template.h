@@ -78,11 +78,12 @@ static void squared_errors(const int32_t *bits, int32_t scale, float *twice, flo
 
 /* The best of half, once and twice FLOOR's scale.  A coarser one than twice is never better: all of its magnitudes
  * below amax are among those of twice.  A finer one than half loses more on the largest element alone than 31 others
- * can win. */
+ * can win.  There is none above HIGHEST_SCALE. */
 static int32_t best_scale(const int32_t *bits, int32_t floor)
 {
     float twice, once, half;
     squared_errors(bits, floor, &twice, &once, &half);
+    if (floor == HIGHEST_SCALE) twice = once;
     int32_t best = twice < once ? floor + 1 : floor;
     return half < (twice < once ? twice : once) ? floor - 1 : best;
 }
@@ -102,6 +103,7 @@ static void from_f32(const float *x, int64_t n_blocks, moe4_scale_rule rule, uin
             block_quantize_rare(bits, rule, codes, &scales[b]);
             continue;
         }
+        if (scale > HIGHEST_SCALE) scale = HIGHEST_SCALE;
         if (is_mse) scale = best_scale(bits, scale);
         scales[b] = (uint8_t)scale;
         encode_f32(bits, scale, codes);
@@ -132,6 +134,7 @@ static void from_bf16(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule,
         for (int32_t b = 0; b < n; b++) {
             int32_t amax = largest_bf16(x + b * BLOCK_SIZE);
             chosen[b] = (amax < 0x7F80 ? (amax + carry) >> 7 : 0) - 2;
+            if (chosen[b] > HIGHEST_SCALE) chosen[b] = HIGHEST_SCALE;
         }
         for (int32_t b = 0; b < n; b++, x += BLOCK_SIZE, codes += BLOCK_BYTES, scales++) {
             int32_t bits[BLOCK_SIZE], scale = chosen[b];
