@@ -39,6 +39,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->ids = reserve(plan, slots, sizeof(int32_t));
     plan->weights = reserve(plan, slots, sizeof(float));
     plan->output_rows = reserve(plan, layer->L, sizeof(int64_t));
+    plan->router_logits = reserve(plan, route_stage_logits(layer, n_tokens), sizeof(float));
     plan->counts = reserve(plan, group_blocks(plan->chunk_rows) * layer->L, sizeof(int32_t));
     plan->row_of_slot = reserve(plan, plan->chunk_rows, sizeof(int32_t));
     plan->slot_of_row = reserve(plan, plan->chunk_rows, sizeof(int32_t));
@@ -70,6 +71,7 @@ static void place(struct forward *f, char *workspace)
     f->ids = (int32_t *)(workspace + plan->ids);
     f->weights = (float *)(workspace + plan->weights);
     f->output_rows = (int64_t *)(workspace + plan->output_rows);
+    f->router_logits = (float *)(workspace + plan->router_logits);
     f->counts = (int32_t *)(workspace + plan->counts);
     f->row_of_slot = (int32_t *)(workspace + plan->row_of_slot);
     f->slot_of_row = (int32_t *)(workspace + plan->slot_of_row);

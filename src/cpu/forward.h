@@ -42,6 +42,7 @@ enum rows_source { ROWS_AS_GIVEN, ROWS_BY_TOKEN, ROWS_BY_SLOT };
 struct workspace_plan {
     int64_t chunk_tokens, chunk_rows, max_active, max_tiles;
     size_t ids, weights, output_rows;                                                      /* of the whole batch */
+    size_t router_logits;                                                                  /* of some of its tokens */
     size_t counts, row_of_slot, slot_of_row, active, tiles, x_factor, intermediate_factor; /* of a chunk */
     size_t x, intermediate, z, converted_scale, gathered, experts_left;                    /* of a chunk */
     size_t scratch, scratch_bytes;                                                         /* of each thread */
@@ -59,6 +60,10 @@ struct forward {
     int32_t tile_tokens, claim_share;           /* the tactic */
     const struct kernel *kernel, *exact_kernel; /* of the call's compute mode */
     int64_t group_size, n_groups; /* columns of I that share a factor in down: 128 in fp8 mode, else all */
+
+    int64_t router_first, router_tokens; /* the tokens that are routed at a time */
+    int64_t router_slices;               /* of the experts, when their logits are made */
+    float *router_logits;                /* [router_tokens, E] by the layer's own router */
 
     int32_t *ids;         /* [T, A] global */
     float *weights;       /* [T, A] */
@@ -134,6 +139,9 @@ void combine_multiplied(struct forward *f, int64_t panel);
  * chunk's rows of an expert follow those of the chunks before (stage_outputs.c).  gate_up writes its own. */
 void stage_outputs_begin(struct forward *f); /* once a call, after routing: numbers the rows */
 void stage_outputs_copy(struct forward *f);  /* once a chunk: z' and the row map */
+
+/* Elements of the layer's own logits that routing keeps, for calls of n_tokens. */
+int64_t route_stage_logits(const struct moe4_layer *layer, int64_t n_tokens);
 
 /* Bytes of scratch that a thread wants for routing and for gathering. */
 size_t route_stage_scratch_bytes(const struct moe4_layer *layer);

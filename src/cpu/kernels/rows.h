@@ -22,8 +22,8 @@ struct row_kernels {
     void (*decode_fp8)(const uint8_t *codes, int64_t n, uint16_t *x);
     /* n/32 blocks of bf16 to int8 codes with a scale each. */
     void (*quantize_int8)(const uint16_t *x, int64_t n, int8_t *codes, float *scales);
-    /* x . w, as 16 interleaved chains of multiply and add, added pairwise */
-    float (*dot)(const float *x, const float *w, int64_t n);
+    /* out [n] = x [n, K] . w [K], each as 16 interleaved chains of multiply and add, added pairwise */
+    void (*dot)(const float *x, int64_t ldx, int32_t n, const float *w, int64_t K, float *out);
 };
 
 extern const struct row_kernels rows_c, rows_avx2, rows_avx512;

@@ -130,17 +130,38 @@ static void quantize_int8(const uint16_t *x, int64_t n, int8_t *codes, float *sc
     for (int64_t i = 0; i < n; i += BLOCK_SIZE) scales[i / BLOCK_SIZE] = int8_quantize_block(x + i, codes + i);
 }
 
-static float dot(const float *x, const float *w, int64_t n)
+/* ---- The router's dot products --------------------------------------------------------------------------------- */
+
+enum { CHAINS = 16, DOT_TOKENS = 4, DOT_PREFETCH = 1024 /* floats: weights come from memory, on small pages */ };
+typedef float chains __attribute__((vector_size(CHAINS * sizeof(float))));
+
+/* N of them at once, since an addition waits for the one before.  Always inlined with a constant. */
+static inline __attribute__((always_inline)) void dot_rows(const float *x, int64_t ldx, const int n, const float *w,
+                                                           int64_t K, float *out)
 {
-    enum { CHAINS = 16 };
-    float chains[CHAINS] = {0};
-    int64_t whole = n / CHAINS * CHAINS;
-    for (int64_t i = 0; i < whole; i += CHAINS)
-        for (int c = 0; c < CHAINS; c++) chains[c] += x[i + c] * w[i + c];
-    for (int64_t i = whole; i < n; i++) chains[i - whole] += x[i] * w[i];
-    for (int half = CHAINS / 2; half > 0; half /= 2)
-        for (int c = 0; c < half; c++) chains[c] += chains[c + half];
-    return chains[0];
+    const int64_t whole = K / CHAINS * CHAINS;
+    chains sum[DOT_TOKENS] = {{0}}, a, b;
+    for (int64_t i = 0; i < whole; i += CHAINS) {
+        __builtin_prefetch(w + i + DOT_PREFETCH, 0, 2);
+        memcpy(&b, w + i, sizeof b);
+        for (int t = 0; t < n; t++) {
+            memcpy(&a, x + t * ldx + i, sizeof a);
+            sum[t] += a * b;
+        }
+    }
+    for (int t = 0; t < n; t++) {
+        for (int64_t i = whole; i < K; i++) sum[t][i - whole] += x[t * ldx + i] * w[i];
+        for (int half = CHAINS / 2; half > 0; half /= 2)
+            for (int c = 0; c < half; c++) sum[t][c] += sum[t][c + half];
+        out[t] = sum[t][0];
+    }
+}
+
+static void dot(const float *x, int64_t ldx, int32_t n, const float *w, int64_t K, float *out)
+{
+    for (; n >= DOT_TOKENS; n -= DOT_TOKENS, x += DOT_TOKENS * ldx, out += DOT_TOKENS)
+        dot_rows(x, ldx, DOT_TOKENS, w, K, out);
+    for (; n > 0; n--, x += ldx, out++) dot_rows(x, ldx, 1, w, K, out);
 }
 
 const struct row_kernels ROW_KERNELS = {combine,      largest,    quantize_mxfp8, dequantize_mxfp8,
