@@ -13,8 +13,7 @@
 
 enum { SMALLEST_TILE_TOKENS = 4, DEFAULT_CLAIM_SHARE = 6 };
 
-/* ---- Workspace
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
 /* Appends count * item_bytes at a cache line to the plan; its offset, or SIZE_MAX once anything has wrapped. */
 static size_t reserve(struct workspace_plan *plan, int64_t count, size_t item_bytes)
@@ -88,8 +87,7 @@ static void place(struct forward *f, char *workspace)
     f->scratch = workspace + plan->scratch;
 }
 
-/* ---- Stages
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
 struct stage {
     struct forward *f;
@@ -126,8 +124,7 @@ void stage_run(struct forward *f, stage_fn *run, int64_t n_items, int64_t max_cl
     pool_run(f->context->pool, stage_worker, &stage);
 }
 
-/* ---- The recipe
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- The recipe -------------------------------------------------------------------------------------------------- */
 
 static void run_chunk(struct forward *f)
 {

@@ -187,8 +187,7 @@ void gate_up_stage(struct forward *f)
     if (atomic_load_explicit(&f->has_wild, memory_order_relaxed)) stage_run(f, tame_tiles, f->n_tiles, 1);
 }
 
-/* ---- down
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- down -------------------------------------------------------------------------------------------------------- */
 
 /* total [n_rows][PANEL_ROWS]: a tile's sums of each group of k, times its factor, added in ascending order. */
 static void down_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,

@@ -36,8 +36,7 @@ static char *thread_scratch(const struct forward *f, int32_t worker)
     return f->scratch + (size_t)worker * f->plan.scratch_bytes;
 }
 
-/* ---- The router's own GEMM: an item is a slice of the experts for a batch of tokens -------------------------------
- */
+/* ---- The router's own GEMM: an item is a slice of the experts for a batch of tokens ------------------------------ */
 
 /* A row of router input, rounded to bf16. */
 static void widen_row(const moe4_batch *batch, int64_t token, int64_t n, float *wide)
@@ -82,8 +81,7 @@ static int64_t count_slices(const struct forward *f)
     return wanted < worth ? wanted : worth;
 }
 
-/* ---- Routing: an item is a batch of tokens ------------------------------------------------------------------------
- */
+/* ---- Routing: an item is a batch of tokens ----------------------------------------------------------------------- */
 
 static void route_tokens(struct forward *f, int64_t first, int64_t n, char *scratch)
 {
@@ -130,8 +128,7 @@ static void route_block(struct forward *f, int64_t first, int64_t n_tokens)
     stage_run(f, route_batches, count_batches(n_tokens), 16);
 }
 
-/* ---- The caller's own routing -------------------------------------------------------------------------------------
- */
+/* ---- The caller's own routing ------------------------------------------------------------------------------------ */
 
 /* Row t of the caller's routing, in either form. */
 static void unpack_topk(const moe4_topk *topk, int64_t t, int32_t *ids, float *weights)
