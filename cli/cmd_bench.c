@@ -58,7 +58,7 @@ static int shape_open(struct bench *bench)
             layer_describe(bench->machine.context, bench->layers[0], (moe4_compute)bench->compute, &bench->layer_info);
     if (!code && !bench->machine.gpu)
         code =
-            probe_open(bench->machine.info.n_threads, bench->layer_info.weight_bytes, &bench->weights, &bench->probe);
+            probe_open(bench->machine.n_busy_threads, bench->layer_info.weight_bytes, &bench->weights, &bench->probe);
     return code;
 }
 

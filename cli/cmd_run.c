@@ -157,7 +157,7 @@ static int run_probe(struct run *run)
     if (run->machine.gpu) {
         code = run->machine.gpu->calls->probe(run->machine.gpu, &measured);
     } else {
-        code = probe_open(run->machine.info.n_threads, run->layer_info.weight_bytes, NULL, &probe);
+        code = probe_open(run->machine.n_busy_threads, run->layer_info.weight_bytes, NULL, &probe);
         if (!code) probe_bandwidth(probe, &measured);
         probe_close(probe);
     }

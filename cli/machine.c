@@ -27,6 +27,17 @@ static int choice_check(const struct machine_choice *choice)
     return EXIT_OK;
 }
 
+/* How many threads the library would use if nobody said how many. */
+static int count_available(int32_t *n_threads)
+{
+    moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+    moe4_context *context = NULL;
+    int code = context_open_simple(0, &context, &info);
+    moe4_context_destroy(context);
+    *n_threads = info.n_threads;
+    return code;
+}
+
 int machine_open(const struct machine_choice *choice, struct machine *machine)
 {
     *machine = (struct machine){.info = MOE4_CONTEXT_INFO_INIT};
@@ -41,6 +52,10 @@ int machine_open(const struct machine_choice *choice, struct machine *machine)
         code = fail_library(machine->context);
     if (!code && choice->device == MOE4_DEVICE_CUDA) code = gpu_open(&machine->gpu);
     machine->n_host_threads = choice->device == MOE4_DEVICE_CPU ? machine->info.n_threads : processors();
+    machine->n_busy_threads = machine->info.n_threads;
+    int32_t n_available = machine->info.n_threads;
+    if (!code && choice->n_threads) code = count_available(&n_available);
+    if (n_available < machine->n_busy_threads) machine->n_busy_threads = n_available;
     if (code) machine_close(machine);
     return code;
 }

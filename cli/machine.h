@@ -19,6 +19,7 @@ struct machine {
     moe4_context_info info;
     struct gpu *gpu;        /* NULL = the CPU */
     int32_t n_host_threads; /* for what the command itself computes: the oracle, synthetic weights */
+    int32_t n_busy_threads; /* the context's that are at work at a time: there may be more than CPUs */
 };
 
 /* Opens it; on failure says why.  machine_close is right either way. */
