@@ -37,7 +37,7 @@ enum {
 static const struct level {
     const char *name;
     moe4_isa below;      /* 0 = none */
-    int is_by_name_only; /* AUTO never means it: nobody has run it on hardware yet */
+    int is_by_name_only; /* AUTO never means it: slower than the level below it where tokens are few */
     struct cpu_features needs;
 } levels[] = {
     [MOE4_ISA_AUTO] = {.name = "auto"},

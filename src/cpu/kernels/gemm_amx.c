@@ -1,4 +1,4 @@
-/* AMX: bf16 tiles, on top of AVX-512.  Nobody has run it on hardware yet; tests/kernel_amx_emulated.c runs it on tiles
+/* AMX: bf16 tiles, on top of AVX-512.  Where there is no such hardware tests/kernel_amx_emulated.c runs it on tiles
  * made of C (docs/performance-cpu.md).
  *
  * A block of 32 k is one tile product for each 16 rows: [token][row] = x [token][pair] . weights [pair][row].  Pairs of
