@@ -9,23 +9,23 @@
 #include "progress.h"
 #include "report.h"
 
-static moe4_status read_named(const struct model *model, int32_t local_expert, moe4_expert *expert)
+/* The reader's number of an expert. */
+static int32_t index_of(const struct model *model, int32_t local_expert)
 {
-    int32_t index = model->named_by ? model->named_by[local_expert] : local_expert;
-    return moe4_layer_reader_read(model->context, model->reader, index, expert);
+    return model->named_by ? model->named_by[local_expert] : local_expert;
 }
 
 static moe4_status model_read(void *user, int32_t local_expert, moe4_expert *expert)
 {
     const struct model *self = user;
-    moe4_status status = read_named(self, local_expert, expert);
+    moe4_status status = moe4_layer_reader_read(self->context, self->reader, index_of(self, local_expert), expert);
     if (status != MOE4_OK) fail_library(self->context);
     return status;
 }
 
 moe4_expert_source model_source(struct model *model)
 {
-    return (moe4_expert_source){model_read, model};
+    return (moe4_expert_source){.read = model_read, .user = model};
 }
 
 int model_open(moe4_context *context, const char *path, int64_t layer, struct integer_pair experts, struct model *model)
@@ -87,26 +87,48 @@ int model_map(struct model *model, int32_t *map)
 /* Reading with a progress bar. */
 struct preparation {
     const struct model *model;
+    moe4_expert_source source; /* the reader's, which has other numbers where there is a map */
     struct progress bar;
     int64_t n_read;
 };
 
-static moe4_status preparation_read(void *user, int32_t local_expert, moe4_expert *expert)
+static moe4_status preparation_count(struct preparation *self, moe4_status status)
 {
-    struct preparation *self = user;
     const moe4_layer_config *config = self->model->config;
     const int64_t matrices = config->gate_up == MOE4_GATE_UP_NONE ? 2 : 3;
     const int64_t expert_bytes = matrices * config->hidden_size * config->intermediate_size / 32 * 17;
-    moe4_status status = read_named(self->model, local_expert, expert);
     if (status == MOE4_OK)
         progress_update(&self->bar, ++self->n_read * expert_bytes, config->n_local_experts * expert_bytes);
     return status;
 }
 
+static moe4_status preparation_read(void *user, int32_t local_expert, moe4_expert *expert)
+{
+    struct preparation *self = user;
+    const int32_t index = index_of(self->model, local_expert);
+    return preparation_count(self, self->source.read(self->source.user, index, expert));
+}
+
+static moe4_status preparation_describe(void *user, int32_t local_expert, moe4_expert *expert)
+{
+    struct preparation *self = user;
+    const int32_t index = index_of(self->model, local_expert);
+    return preparation_count(self, self->source.describe(self->source.user, index, expert));
+}
+
+static moe4_status preparation_copy(void *user, int32_t local_expert, moe4_part part, int64_t first, int64_t n_bytes,
+                                    void *to)
+{
+    const struct preparation *self = user;
+    return self->source.copy(self->source.user, index_of(self->model, local_expert), part, first, n_bytes, to);
+}
+
 int model_prepare(struct model *model, moe4_context *context, moe4_layer **layer)
 {
-    struct preparation preparation = {.model = model, .bar = progress_begin("reading")};
-    const moe4_expert_source source = {preparation_read, &preparation};
+    struct preparation preparation = {
+        .model = model, .source = moe4_layer_reader_source(context, model->reader), .bar = progress_begin("reading")};
+    moe4_expert_source source = {.read = preparation_read, .user = &preparation};
+    if (preparation.source.copy) source.describe = preparation_describe, source.copy = preparation_copy;
     moe4_status status = moe4_layer_create_from(context, model->config, &source, layer);
     progress_end(&preparation.bar);
     return status == MOE4_OK ? EXIT_OK : fail_library(context);

@@ -64,7 +64,7 @@ static int prepare(moe4_context *context, const moe4_layer_config *config, const
     moe4_layer *layer = NULL;
     moe4_layer_info info = MOE4_LAYER_INFO_INIT;
     struct timed_source timed = {.source = source};
-    const moe4_expert_source timing = {timed_read, &timed};
+    const moe4_expert_source timing = {.read = timed_read, .user = &timed};
     double started = seconds_now();
     if (moe4_layer_create_from(context, config, &timing, &layer) != MOE4_OK) return fail_library(context);
     double seconds = seconds_now() - started - timed.seconds;

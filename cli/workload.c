@@ -59,7 +59,7 @@ static moe4_status workload_read(void *user, int32_t local_expert, moe4_expert *
 
 moe4_expert_source workload_source(struct workload *workload)
 {
-    return (moe4_expert_source){workload_read, workload};
+    return (moe4_expert_source){.read = workload_read, .user = workload};
 }
 
 /* ---- Logits ------------------------------------------------------------------------------------------------------ */

@@ -117,6 +117,9 @@ moe4_status moe4_layer_create_from(moe4_context *context, const moe4_layer_confi
     if (context->status) return context->status;
     if (!result || !source || !source->read)
         return context_fail(context, MOE4_EINVAL, "%s is NULL", !result ? "layer" : !source ? "source" : "source.read");
+    if (!source->describe != !source->copy)
+        return context_fail(context, MOE4_EINVAL, "source.%s is NULL, but source.%s is not",
+                            source->copy ? "describe" : "copy", source->copy ? "copy" : "describe");
     moe4_layer_config config;
     TRY(adopt_struct(context, "config", given, &config, sizeof config));
     moe4_query query = MOE4_QUERY_INIT;
@@ -155,7 +158,7 @@ moe4_status moe4_layer_create(moe4_context *context, const moe4_layer_config *co
     if (context->status) return context->status;
     if (!experts) return context_fail(context, MOE4_EINVAL, "experts is NULL");
     struct expert_array array = {experts};
-    moe4_expert_source source = {read_array, &array};
+    const moe4_expert_source source = {.read = read_array, .user = &array};
     return moe4_layer_create_from(context, config, &source, layer);
 }
 

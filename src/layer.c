@@ -241,16 +241,34 @@ static moe4_status check_matrix(struct moe4_context *context, const moe4_matrix 
     return MOE4_OK;
 }
 
-moe4_status layer_read_expert(struct moe4_context *context, const struct moe4_layer *layer,
-                              const moe4_expert_source *source, int32_t l, moe4_expert *expert)
+moe4_status layer_source_failed(struct moe4_context *context, int32_t l, moe4_status status)
+{
+    return context->message[0] ? status : context_fail(context, status, "expert %d: its source failed", l);
+}
+
+static moe4_status ask_source(struct moe4_context *context, const struct moe4_layer *layer,
+                              moe4_status (*ask)(void *user, int32_t local_expert, moe4_expert *expert), void *user,
+                              int32_t l, moe4_expert *expert)
 {
     *expert = (moe4_expert){0};
     context->message[0] = '\0';
-    moe4_status status = source->read(source->user, l, expert);
-    if (status && !context->message[0]) context_fail(context, status, "expert %d: its source failed", l);
-    if (!status) status = check_matrix(context, &expert->gate_up, layer->H, l, "gate_up");
+    moe4_status status = ask(user, l, expert);
+    if (status) return layer_source_failed(context, l, status);
+    status = check_matrix(context, &expert->gate_up, layer->H, l, "gate_up");
     if (!status) status = check_matrix(context, &expert->down, layer->I, l, "down");
     return status;
+}
+
+moe4_status layer_read_expert(struct moe4_context *context, const struct moe4_layer *layer,
+                              const moe4_expert_source *source, int32_t l, moe4_expert *expert)
+{
+    return ask_source(context, layer, source->read, source->user, l, expert);
+}
+
+moe4_status layer_describe_expert(struct moe4_context *context, const struct moe4_layer *layer,
+                                  const moe4_expert_source *source, int32_t l, moe4_expert *expert)
+{
+    return ask_source(context, layer, source->describe, source->user, l, expert);
 }
 
 int64_t layer_weight_bytes(const struct moe4_layer *layer)

@@ -47,6 +47,13 @@ void layer_destroy(struct moe4_layer *layer);
 moe4_status layer_read_expert(struct moe4_context *context, const struct moe4_layer *layer,
                               const moe4_expert_source *source, int32_t l, moe4_expert *expert);
 
+/* The same by source->describe: without the bytes. */
+moe4_status layer_describe_expert(struct moe4_context *context, const struct moe4_layer *layer,
+                                  const moe4_expert_source *source, int32_t l, moe4_expert *expert);
+
+/* Says so, unless the source has said why it failed; returns status. */
+moe4_status layer_source_failed(struct moe4_context *context, int32_t l, moe4_status status);
+
 /* Codes and scales of all local experts as a checkpoint has them. */
 int64_t layer_weight_bytes(const struct moe4_layer *layer);
 

@@ -330,7 +330,7 @@ static moe4_status read_array(void *user, int32_t l, moe4_expert *expert)
 
 void call_check(const struct call *call, const moe4_expert *experts, moe4_isa isa, int64_t max_rows)
 {
-    const moe4_expert_source source = {read_array, (void *)experts};
+    const moe4_expert_source source = {.read = read_array, .user = (void *)experts};
     call_check_from(call, &source, isa, max_rows);
 }
 

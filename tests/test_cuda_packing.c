@@ -209,11 +209,61 @@ static void expect_equal_parts(moe4_context *context, const moe4_layer *first, c
     }
 }
 
-/* Weights of several pieces of the ring, and memory of both kinds: equal bytes. */
+/* Experts that are copied by whatever thread asks, up to one that fails. */
+struct experts {
+    const moe4_expert *experts;
+    int32_t n_good;
+};
+
+static moe4_status describe(void *user, int32_t l, moe4_expert *expert)
+{
+    static const uint8_t something;
+    const struct experts *self = user;
+    *expert = self->experts[l];
+    expert->gate_up.codes = expert->gate_up.scales = expert->down.codes = expert->down.scales = &something;
+    return MOE4_OK;
+}
+
+static moe4_status copy(void *user, int32_t l, moe4_part part, int64_t first, int64_t n_bytes, void *to)
+{
+    const struct experts *self = user;
+    const moe4_expert *expert = &self->experts[l];
+    const void *parts[] = {
+        [MOE4_PART_GATE_UP_CODES] = expert->gate_up.codes, [MOE4_PART_GATE_UP_SCALES] = expert->gate_up.scales,
+        [MOE4_PART_GATE_UP_BIAS] = expert->gate_up.bias,   [MOE4_PART_DOWN_CODES] = expert->down.codes,
+        [MOE4_PART_DOWN_SCALES] = expert->down.scales,     [MOE4_PART_DOWN_BIAS] = expert->down.bias};
+    if (l >= self->n_good) return MOE4_EIO;
+    memcpy(to, (const char *)parts[part] + first, (size_t)n_bytes);
+    return MOE4_OK;
+}
+
+static moe4_status no_read(void *user, int32_t l, moe4_expert *expert)
+{
+    (void)user;
+    (void)l;
+    (void)expert;
+    return MOE4_EINVAL;
+}
+
+static void check_copies(moe4_context *context, const moe4_layer_config *config, const moe4_expert *experts,
+                         const moe4_layer *expected)
+{
+    struct experts user = {experts, expected->L};
+    const moe4_expert_source source = {no_read, &user, describe, copy};
+    moe4_layer *layer;
+    assert_int_equal(moe4_layer_create_from(context, config, &source, &layer), MOE4_OK);
+    expect_equal_parts(context, expected, layer);
+    moe4_layer_destroy(layer);
+    user.n_good = 1;
+    assert_int_equal(moe4_layer_create_from(context, config, &source, &layer), MOE4_EIO);
+    assert_string_equal(moe4_context_message(context), "expert 1: its source failed");
+}
+
+/* Weights of several pieces of the ring, memory of both kinds and a source that copies: equal bytes. */
 static void test_sources(void **state)
 {
     (void)state;
-    enum { LARGE_H = 2880, LARGE_I = 3104, FEW = 3 };
+    enum { LARGE_H = 2880, LARGE_I = 3104, FEW = 4 };
     struct buffers buffers = {BUFFERS_PLAIN, NULL};
     moe4_layer_config config = layer_config(LARGE_H, LARGE_I, FEW, 1);
     struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 9};
@@ -224,6 +274,7 @@ static void test_sources(void **state)
     moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
     moe4_layer *first = layer_open(context, &config, pinned), *second = layer_open(context, &config, pageable);
     expect_equal_parts(context, first, second);
+    check_copies(context, &config, pinned, first);
     moe4_layer_destroy(second);
     moe4_layer_destroy(first);
     moe4_context_destroy(context);

@@ -180,7 +180,7 @@ static void test_source_that_fails(void **state)
     const int64_t n_live = memory.n_live, live_bytes = memory.live_bytes;
     for (int32_t l = 0; l < E; l++) {
         struct failing_source user = {experts, 0, l, statuses[l % 3]};
-        const moe4_expert_source source = {read_or_fail, &user};
+        const moe4_expert_source source = {.read = read_or_fail, .user = &user};
         char words[32] = "expert N";
         moe4_layer *layer;
         words[7] = (char)('0' + l);
@@ -192,7 +192,7 @@ static void test_source_that_fails(void **state)
         assert_int_equal(memory.live_bytes, live_bytes);
     }
     struct failing_source user = {experts, 0, -1, MOE4_OK};
-    const moe4_expert_source source = {read_or_fail, &user};
+    const moe4_expert_source source = {.read = read_or_fail, .user = &user};
     moe4_layer *layer;
     assert_int_equal(moe4_layer_create_from(context, &config, &source, &layer), MOE4_OK);
     assert_int_equal(user.n_reads, E);

@@ -3,9 +3,11 @@
 #include "io_helpers.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/convert.h"
+#include "io/layer_reader.h"
 
 enum { E = 4, A = 2, WIDTH = 64, I = 32, LATENT = 32, VOCAB = 10 };
 
@@ -193,6 +195,29 @@ static void check_config(const struct layout *layout, const moe4_layer_config *c
     check_routing(layout, config);
 }
 
+/* The expert as the reader's source copies it, a few bytes at a time, into memory of ours. */
+static moe4_expert copied_expert(moe4_context *context, moe4_layer_reader *reader, int32_t e, uint8_t *memory)
+{
+    enum { MOST = 1000 };
+    const moe4_expert_source source = moe4_layer_reader_source(context, reader);
+    moe4_expert expert;
+    assert_int_equal(source.describe(source.user, e, &expert), MOE4_OK);
+    moe4_matrix *matrices[] = {&expert.gate_up, &expert.down};
+    for (int part = 0; part < N_MATRICES * N_PARTS; part++) {
+        moe4_matrix *matrix = matrices[part / N_PARTS];
+        const int64_t n_bytes = reader->plan.part_bytes[part / N_PARTS][part % N_PARTS];
+        for (int64_t first = 0; first < n_bytes; first += MOST) {
+            const int64_t n = n_bytes - first < MOST ? n_bytes - first : MOST;
+            assert_int_equal(source.copy(source.user, e, (moe4_part)part, first, n, memory + first), MOE4_OK);
+        }
+        if (part % N_PARTS == PART_CODES) matrix->codes = memory;
+        if (part % N_PARTS == PART_SCALES) matrix->scales = memory;
+        if (part % N_PARTS == PART_BIAS && n_bytes) matrix->bias = memory;
+        memory += n_bytes;
+    }
+    return expert;
+}
+
 static void test_layouts(void **state)
 {
     struct fixture *fixture = *state;
@@ -214,6 +239,11 @@ static void test_layouts(void **state)
         for (int e = 0; e < E; e++) {
             assert_int_equal(moe4_layer_reader_read(context, reader, e, &expert), MOE4_OK);
             check_expert(layout, e, &expert);
+            if (!moe4_layer_reader_source(context, reader).copy) continue; /* GGUF */
+            uint8_t *memory = malloc((size_t)reader->expert_bytes);
+            expert = copied_expert(context, reader, e, memory);
+            check_expert(layout, e, &expert);
+            free(memory);
         }
         moe4_layer_reader_close(reader);
         moe4_checkpoint_close(checkpoint);

@@ -34,7 +34,7 @@ static void check_shape(int32_t n_experts, moe4_isa isa, int32_t n_counts, int64
     struct buffers buffers = {BUFFERS_PLAIN, NULL};
     moe4_layer_config config = layer_config(H, I, n_experts, A);
     struct source source = {&config, {.biases = BIAS_BOTH, .bias_dtype = MOE4_DTYPE_BF16, .seed = 20}, {0}};
-    const moe4_expert_source reader = {read_expert, &source};
+    const moe4_expert_source reader = {.read = read_expert, .user = &source};
     moe4_context *context = context_open(isa, 0);
     moe4_layer *layer;
     assert_int_equal(moe4_layer_create_from(context, &config, &reader, &layer), MOE4_OK);

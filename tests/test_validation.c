@@ -90,7 +90,7 @@ static void test_half_built_context(void **state)
     moe4_batch batch = MOE4_BATCH_INIT;
     moe4_result result = MOE4_RESULT_INIT;
     moe4_topk topk = MOE4_TOPK_INIT;
-    moe4_expert_source source = {NULL, NULL};
+    moe4_expert_source source = {.read = NULL};
     moe4_deferred deferred = MOE4_DEFERRED_INIT;
     struct weight_plan weights = {.seed = 1};
     moe4_expert *experts = weights_create(&buffers, &a.config, &weights);
@@ -131,7 +131,7 @@ static void check_configs(const struct refusal *rows, size_t n_rows, struct argu
 {
     moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
     const struct arguments valid = *given;
-    const moe4_expert_source source = {read_never, NULL};
+    const moe4_expert_source source = {.read = read_never};
     for (size_t i = 0; i < n_rows; i++) {
         moe4_layer *layer = (moe4_layer *)&valid; /* must become NULL */
         *given = valid;
@@ -255,7 +255,7 @@ static void test_values_per_expert(void **state)
 {
     (void)state;
     float values[E] = {1, 1, 1, -1, 1, 1, 1, 1};
-    const moe4_expert_source source = {read_never, NULL};
+    const moe4_expert_source source = {.read = read_never};
     moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
     moe4_layer *layer;
     moe4_layer_config config = layer_config(H, I, E, A);
@@ -309,7 +309,7 @@ static void test_experts(void **state)
         moe4_layer *layer;
         a = valid;
         refusal_apply(&rows[i], &a);
-        const moe4_expert_source source = {read_given, &a.expert};
+        const moe4_expert_source source = {.read = read_given, .user = &a.expert};
         refusal_check(&rows[i], i, moe4_layer_create_from(context, &a.config, &source, &layer), context);
         assert_null(layer);
     }
@@ -427,7 +427,7 @@ static void test_null(void **state)
     moe4_layer_config config = layer_config(H, I, E, A);
     moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
     moe4_layer_info layer_info = MOE4_LAYER_INFO_INIT;
-    moe4_expert_source source = {read_never, NULL}, no_read = {NULL, NULL};
+    moe4_expert_source source = {.read = read_never}, no_read = {.read = NULL};
     moe4_layer *layer;
     moe4_query query = MOE4_QUERY_INIT;
     size_t bytes;
@@ -443,6 +443,9 @@ static void test_null(void **state)
     assert_int_equal(moe4_layer_create_from(context, &config, NULL, &layer), MOE4_EINVAL);
     assert_int_equal(moe4_layer_create_from(context, &config, &no_read, &layer), MOE4_EINVAL);
     assert_int_equal(moe4_layer_create_from(context, &config, &source, NULL), MOE4_EINVAL);
+    source.describe = read_never;
+    assert_int_equal(moe4_layer_create_from(context, &config, &source, &layer), MOE4_EINVAL);
+    assert_string_equal(moe4_context_message(context), "source.copy is NULL, but source.describe is not");
     assert_int_equal(moe4_layer_create(NULL, &config, NULL, &layer), MOE4_EINVAL);
     assert_int_equal(moe4_layer_create(context, &config, NULL, &layer), MOE4_EINVAL);
     assert_int_equal(moe4_layer_describe(NULL, &layer_info), MOE4_EINVAL);

@@ -293,19 +293,36 @@ typedef struct moe4_expert {
     moe4_matrix down;    /* [H, I] */
 } moe4_expert;
 
+/* The arrays of an expert. */
+typedef enum moe4_part {
+    MOE4_PART_GATE_UP_CODES,
+    MOE4_PART_GATE_UP_SCALES,
+    MOE4_PART_GATE_UP_BIAS,
+    MOE4_PART_DOWN_CODES,
+    MOE4_PART_DOWN_SCALES,
+    MOE4_PART_DOWN_BIAS
+} moe4_part;
+
 /* Where the weights of a layer come from, one expert at a time, in ascending order, each once.
  * read fills *expert with pointers that stay valid until its next call; a status other than MOE4_OK ends the creation
- * with that status. */
+ * with that status.
+ *
+ * describe and copy, both NULL or neither, are a second way, for weights that are in no memory yet and a backend that
+ * wants them in some of its own (CUDA's copies): describe is read without the bytes, pointers that are not NULL only
+ * say what there is, and rows are dense; copy then writes bytes first..first+n_bytes-1 of a part to `to`, in several
+ * threads at once, until the next describe. */
 typedef struct moe4_expert_source {
     moe4_status (*read)(void *user, int32_t local_expert, moe4_expert *expert);
     void *user;
+    moe4_status (*describe)(void *user, int32_t local_expert, moe4_expert *expert);
+    moe4_status (*copy)(void *user, int32_t local_expert, moe4_part part, int64_t first, int64_t n_bytes, void *to);
 } moe4_expert_source;
 
 typedef struct moe4_layer moe4_layer;
 
 /* Prepares a layer: reads every local expert from source and repacks it for the context's kernels.
  * Needs 4.25 bits a weight + 1 % of lasting memory, and nothing but the source's own buffers besides.  On CUDA it
- * also takes one expert's room on the device while it runs, and 32 MiB of pinned memory and up to 16 threads, which the
+ * also takes one expert's room on the device while it runs, and 40 MiB of pinned memory and up to 16 threads, which the
  * context keeps; the source's pointers may be memory of any kind: what is pinned or on the device is copied straight.
  *
  * Returns MOE4_EINVAL or MOE4_EUNSUPPORTED, before anything is read, for a config that moe4_supports refuses; the

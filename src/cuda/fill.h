@@ -1,6 +1,5 @@
-/* From a checkpoint's experts to a prepared layer: one expert at a time lies on the device as the checkpoint has it,
- * and is packed there.  While its matrices are packed, the copies of the next expert's follow into the room that they
- * leave. */
+/* From a checkpoint's experts to a prepared layer: an expert lies on the device as the checkpoint has it, and is packed
+ * there, while the next one is copied to a second place, which is where the last expert will be packed. */
 #ifndef MOE4_CUDA_FILL_H
 #define MOE4_CUDA_FILL_H
 

@@ -99,7 +99,7 @@ static moe4_layer *create_layer(moe4_context *context, const struct shape *shape
     moe4_expert experts[3];
     for (int i = 0; i < 3; i++)
         experts[i] = (moe4_expert){random_matrix(2 * shape->I, shape->H), random_matrix(shape->H, shape->I)};
-    const moe4_expert_source source = {read_expert, experts};
+    const moe4_expert_source source = {.read = read_expert, .user = experts};
     moe4_layer *layer;
     check_status(moe4_layer_create_from(context, &config, &source, &layer), context);
     return layer;

@@ -57,6 +57,7 @@ static double link_rate(void)
 struct source {
     uint8_t *experts;
     int32_t n;
+    int file; /* that has them too; 0 = there is none */
 };
 
 static moe4_matrix matrix_at(const uint8_t *codes, size_t code_bytes)
@@ -70,6 +71,18 @@ static moe4_status read_expert(void *user, int32_t l, moe4_expert *expert)
     const uint8_t *at = source->experts + (size_t)(l % source->n) * expert_bytes();
     *expert = (moe4_expert){matrix_at(at, GATE_UP_CODES), matrix_at(at + MATRIX_BYTES(GATE_UP_CODES), DOWN_CODES)};
     return MOE4_OK;
+}
+
+/* Parts as they lie in an expert; there are no biases. */
+static moe4_status copy_part(void *user, int32_t l, moe4_part part, int64_t first, int64_t n_bytes, void *to)
+{
+    const struct source *source = user;
+    const size_t parts[] = {[MOE4_PART_GATE_UP_CODES] = 0,
+                            [MOE4_PART_GATE_UP_SCALES] = GATE_UP_CODES,
+                            [MOE4_PART_DOWN_CODES] = MATRIX_BYTES(GATE_UP_CODES),
+                            [MOE4_PART_DOWN_SCALES] = MATRIX_BYTES(GATE_UP_CODES) + DOWN_CODES};
+    const off_t at = (off_t)((size_t)(l % source->n) * expert_bytes() + parts[part]) + first;
+    return pread(source->file, to, (size_t)n_bytes, at) == n_bytes ? MOE4_OK : MOE4_EIO;
 }
 
 static void fill_random(uint8_t *to, size_t bytes)
@@ -91,7 +104,8 @@ static double create_seconds(moe4_context *context, const struct source *given)
     config.n_experts = E;
     config.gate_up = MOE4_GATE_UP_INTERLEAVED;
     config.activation = MOE4_ACTIVATION_SWIGLU_OAI;
-    const moe4_expert_source source = {read_expert, (void *)given};
+    moe4_expert_source source = {.read = read_expert, .user = (void *)given};
+    if (given->file) source.describe = read_expert, source.copy = copy_part;
     double best = 1e30;
     for (int i = 0; i < N_RUNS; i++) {
         moe4_layer *layer;
@@ -107,7 +121,7 @@ static double create_seconds(moe4_context *context, const struct source *given)
     return best;
 }
 
-/* All experts in the pages of a file, as a checkpoint that is mapped and cached. */
+/* All experts in a file, whose pages are mapped and cached. */
 static struct source map_file(void)
 {
     char path[] = "/tmp/moe4-prepare-XXXXXX";
@@ -121,9 +135,8 @@ static struct source map_file(void)
         if (write(fd, one, expert_bytes()) != (ssize_t)expert_bytes()) check(1, "writing the weights");
     uint8_t *pages = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (pages == MAP_FAILED) check(1, "mapping the weights");
-    close(fd);
     free(one);
-    return (struct source){pages, E};
+    return (struct source){pages, E, fd};
 }
 
 int main(void)
@@ -138,7 +151,7 @@ int main(void)
     const double gigabytes = 1e-9 * (double)expert_bytes() * E, link = link_rate();
     printf("link %.1f GB/s; a layer of %.2f GB\n", link, gigabytes);
 
-    struct source mapped = map_file(), pinned = {NULL, 4}, device = {NULL, 1};
+    struct source file = map_file(), mapped = {file.experts, E, 0}, pinned = {NULL, 4, 0}, device = {NULL, 1, 0};
     check(cudaHostAlloc((void **)&pinned.experts, 4 * expert_bytes(), cudaHostAllocDefault), "cudaHostAlloc");
     memcpy(pinned.experts, mapped.experts, 4 * expert_bytes());
     check(cudaMalloc((void **)&device.experts, expert_bytes()), "cudaMalloc");
@@ -146,8 +159,8 @@ int main(void)
     const struct {
         const char *name;
         const struct source *source;
-    } sources[] = {{"a mapped file", &mapped}, {"pinned memory", &pinned}, {"the device", &device}};
-    for (int i = 0; i < 3; i++) {
+    } sources[] = {{"a file", &file}, {"a mapped file", &mapped}, {"pinned memory", &pinned}, {"the device", &device}};
+    for (int i = 0; i < 4; i++) {
         double taken = create_seconds(context, sources[i].source);
         printf("from %-14s %7.1f ms %7.1f GB/s %5.2f of the link\n", sources[i].name, 1e3 * taken, gigabytes / taken,
                gigabytes / taken / link);

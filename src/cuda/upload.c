@@ -4,7 +4,10 @@
 
 #include "cpu/pool.h"
 
-enum { MAX_COPY_THREADS = 16 }; /* memory and the link are busy before that */
+enum {
+    MAX_COPY_THREADS = 16, /* memory and the link are busy before that */
+    LEAST_SHARED_BYTES = 1 << 16
+};
 
 static moe4_status upload_open(struct moe4_context *context, struct upload *upload)
 {
@@ -49,58 +52,107 @@ void upload_close(struct upload *upload)
     memory_release(&upload->context->allocator, upload, sizeof *upload);
 }
 
-/* Bytes first .. first+n-1 of the rows, gaps left out, on their way to a slot. */
+/* Bytes first .. first+n-1 of a run on their way to a slot. */
 struct piece {
     char *slot;
-    const char *from;
-    size_t pitch, width;
+    const struct upload_run *run;
     size_t first, n;
     int32_t n_workers;
+    _Atomic int32_t status; /* of the run's source */
 };
 
-static void copy_share(void *argument, int32_t worker)
+static void gather_rows(const struct upload_span *span, size_t at, size_t end, char *to)
 {
-    const struct piece *piece = argument;
-    const size_t share = (piece->n / (size_t)piece->n_workers + 64) / 64 * 64;
-    size_t at = (size_t)worker * share, end = at + share < piece->n ? at + share : piece->n;
     while (at < end) {
-        const size_t row = (piece->first + at) / piece->width, column = (piece->first + at) % piece->width;
-        const size_t left = piece->width - column, n = left < end - at ? left : end - at;
-        memcpy(piece->slot + at, piece->from + row * piece->pitch + column, n);
+        const size_t row = at / span->width, column = at % span->width;
+        const size_t left = span->width - column, n = left < end - at ? left : end - at;
+        memcpy(to, span->from + row * span->pitch + column, n);
         at += n;
+        to += n;
     }
 }
 
-static moe4_status upload_piece(struct upload *upload, char *to, const struct piece *given)
+/* Bytes at .. end-1 of a span. */
+static moe4_status copy_span(const struct upload_run *run, const struct upload_span *span, size_t at, size_t end,
+                             char *to)
+{
+    const moe4_expert_source *source = run->source;
+    if (!span->from) return source->copy(source->user, run->l, span->part, (int64_t)at, (int64_t)(end - at), to);
+    gather_rows(span, at, end, to);
+    return MOE4_OK;
+}
+
+static void copy_share(void *argument, int32_t worker)
+{
+    struct piece *piece = argument;
+    const size_t share = (piece->n / (size_t)piece->n_workers + 64) / 64 * 64;
+    const size_t begin = piece->first + (size_t)worker * share, last = piece->first + piece->n;
+    const size_t end = begin + share < last ? begin + share : last;
+    size_t span_begin = 0;
+    for (int32_t i = 0; i < piece->run->n_spans; i++) {
+        const struct upload_span *span = &piece->run->spans[i];
+        const size_t span_end = span_begin + span->n_bytes;
+        const size_t from = begin > span_begin ? begin : span_begin, to = end < span_end ? end : span_end;
+        if (from < to) {
+            char *place = piece->slot + (from - piece->first);
+            moe4_status status = copy_span(piece->run, span, from - span_begin, to - span_begin, place);
+            if (status) piece->status = status;
+        }
+        span_begin = span_end;
+    }
+}
+
+static moe4_status upload_piece(struct upload *upload, struct piece *piece)
 {
     struct moe4_context *context = upload->context;
-    struct piece piece = *given;
     const int64_t slot = upload->n_pieces % UPLOAD_SLOTS;
     moe4_status status = MOE4_OK;
     if (upload->n_pieces >= UPLOAD_SLOTS) status = device_event_wait(context, upload->taken[slot]);
     if (status) return status;
-    piece.slot = upload->ring + slot * UPLOAD_SLOT_BYTES;
-    piece.n_workers = pool_width(upload->pool);
-    pool_run(upload->pool, copy_share, &piece);
-    status = device_upload(context, to, piece.slot, piece.n, upload->stream);
+    piece->slot = upload->ring + slot * UPLOAD_SLOT_BYTES;
+    piece->n_workers = piece->n < LEAST_SHARED_BYTES ? 1 : pool_width(upload->pool);
+    if (piece->n_workers == 1)
+        copy_share(piece, 0);
+    else
+        pool_run(upload->pool, copy_share, piece);
+    if (piece->status) return layer_source_failed(context, piece->run->l, (moe4_status)piece->status);
+    status = device_upload(context, (char *)piece->run->to + piece->first, piece->slot, piece->n, upload->stream);
     if (!status) status = device_event_record(context, upload->taken[slot], upload->stream);
     upload->n_pieces++;
     return status;
 }
 
-moe4_status upload_rows(struct upload *upload, void *to, const void *from, size_t pitch, size_t width, size_t rows)
+/* Spans that the copy engine reads by itself. */
+static moe4_status upload_directly(struct upload *upload, const struct upload_run *run)
 {
-    if (device_reads(from)) {
-        upload->has_direct = 1;
-        return device_upload_rows(upload->context, to, from, pitch, width, rows, upload->stream);
+    char *to = run->to;
+    moe4_status status = MOE4_OK;
+    upload->has_direct = 1;
+    for (int32_t i = 0; !status && i < run->n_spans; i++) {
+        const struct upload_span *span = &run->spans[i];
+        status = device_upload_rows(upload->context, to, span->from, span->pitch, span->width,
+                                    span->n_bytes / span->width, upload->stream);
+        to += span->n_bytes;
     }
-    const size_t total = width * rows;
-    struct piece piece = {.from = from, .pitch = pitch, .width = pitch == width ? total : width};
+    return status;
+}
+
+moe4_status upload_run(struct upload *upload, const struct upload_run *run)
+{
+    size_t total = 0;
+    int is_direct = 1;
+    for (int32_t i = 0; i < run->n_spans; i++) {
+        total += run->spans[i].n_bytes;
+        is_direct &= run->spans[i].from && device_reads(run->spans[i].from);
+    }
+    if (is_direct) return upload_directly(upload, run);
+    struct piece piece = {.run = run};
+    const size_t n_pieces = (total + UPLOAD_SLOT_BYTES - 1) / UPLOAD_SLOT_BYTES; /* of about the same size */
+    const size_t most = n_pieces ? (total + n_pieces - 1) / n_pieces : 0;
     moe4_status status = MOE4_OK;
     for (; !status && piece.first < total; piece.first += piece.n) {
-        const size_t left = total - piece.first;
-        piece.n = left < UPLOAD_SLOT_BYTES ? left : UPLOAD_SLOT_BYTES;
-        status = upload_piece(upload, (char *)to + piece.first, &piece);
+        piece.n = total - piece.first < most ? total - piece.first : most;
+        status = upload_piece(upload, &piece);
     }
     return status;
 }

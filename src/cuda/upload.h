@@ -5,8 +5,9 @@
 #define MOE4_CUDA_UPLOAD_H
 
 #include "cuda/device.h"
+#include "layer.h"
 
-enum { UPLOAD_SLOTS = 8, UPLOAD_SLOT_BYTES = 4 << 20 };
+enum { UPLOAD_SLOTS = 8, UPLOAD_SLOT_BYTES = 5 << 20 };
 
 struct upload {
     struct moe4_context *context;
@@ -23,10 +24,27 @@ struct upload {
 moe4_status upload_of(struct moe4_context *context, struct upload **upload);
 void upload_close(struct upload *upload); /* NULL is fine */
 
-/* Queues a copy of rows of `width` bytes, `pitch` apart, to dense rows. */
-moe4_status upload_rows(struct upload *upload, void *to, const void *from, size_t pitch, size_t width, size_t rows);
+/* Bytes of a run: rows in memory of any kind, `width` bytes each and `pitch` apart, or what the run's source copies. */
+struct upload_span {
+    size_t n_bytes;
+    const char *from;
+    size_t pitch, width;
+    moe4_part part; /* where `from` is NULL */
+};
 
-/* Until all memory given to upload_rows may change. */
+/* Spans that follow each other on the device. */
+struct upload_run {
+    void *to;
+    const struct upload_span *spans;
+    int32_t n_spans;
+    const moe4_expert_source *source;
+    int32_t l;
+};
+
+/* Queues its copy. */
+moe4_status upload_run(struct upload *upload, const struct upload_run *run);
+
+/* Until all memory given to upload_run may change. */
 moe4_status upload_settle(struct upload *upload);
 
 #endif

@@ -36,24 +36,29 @@ void file_close(struct file *file)
     file->fd = -1;
 }
 
+int64_t file_copy(const struct file *file, int64_t offset, int64_t n_bytes, void *buffer)
+{
+    int64_t done = 0;
+    while (done < n_bytes) {
+        const int64_t wanted = n_bytes - done < LARGEST_READ ? n_bytes - done : LARGEST_READ;
+        errno = 0;
+        ssize_t n = pread(file->fd, (char *)buffer + done, (size_t)wanted, offset + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        done += n;
+    }
+    return done;
+}
+
 moe4_status file_read(moe4_context *context, const struct file *file, int64_t offset, int64_t n_bytes, void *buffer)
 {
-    char *to = buffer;
-    while (n_bytes > 0) {
-        size_t wanted = (size_t)(n_bytes < LARGEST_READ ? n_bytes : LARGEST_READ);
-        ssize_t n = pread(file->fd, to, wanted, offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0)
-            return context_fail(context, MOE4_EIO, "%s: cannot read %zu bytes at %" PRId64 ": %s",
-                                show_file(file->path).text, wanted, offset, strerror(errno));
-        if (n == 0)
-            return context_fail(context, MOE4_EIO, "%s: ends at byte %" PRId64 ", had %" PRId64 " when it was opened",
-                                show_file(file->path).text, offset, file->n_bytes);
-        to += n;
-        offset += n;
-        n_bytes -= n;
-    }
-    return MOE4_OK;
+    const int64_t done = file_copy(file, offset, n_bytes, buffer);
+    if (done >= n_bytes) return MOE4_OK;
+    if (errno)
+        return context_fail(context, MOE4_EIO, "%s: cannot read %" PRId64 " bytes at %" PRId64 ": %s",
+                            show_file(file->path).text, n_bytes - done, offset + done, strerror(errno));
+    return context_fail(context, MOE4_EIO, "%s: ends at byte %" PRId64 ", had %" PRId64 " when it was opened",
+                        show_file(file->path).text, offset + done, file->n_bytes);
 }
 
 moe4_status file_read_all(moe4_context *context, const char *path, int64_t limit, struct file_text *text)

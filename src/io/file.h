@@ -20,6 +20,9 @@ void file_close(struct file *file);
 /* Reads exactly n_bytes at offset; MOE4_EIO if the file has become shorter. */
 moe4_status file_read(moe4_context *context, const struct file *file, int64_t offset, int64_t n_bytes, void *buffer);
 
+/* The same without a word, from any thread: how many bytes could be read; errno is 0 where the file ends. */
+int64_t file_copy(const struct file *file, int64_t offset, int64_t n_bytes, void *buffer);
+
 /* The bytes of a whole file; released with memory_release. */
 struct file_text {
     char *text;

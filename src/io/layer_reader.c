@@ -186,8 +186,13 @@ static moe4_matrix matrix_of(const moe4_layer_reader *reader, int matrix)
     };
 }
 
+moe4_expert reader_expert(const moe4_layer_reader *reader)
+{
+    return (moe4_expert){matrix_of(reader, MATRIX_GATE_UP), matrix_of(reader, MATRIX_DOWN)};
+}
+
 /* Never past the total, however often experts are read. */
-static moe4_status report_progress(moe4_context *context, moe4_layer_reader *reader)
+moe4_status reader_report(moe4_context *context, moe4_layer_reader *reader)
 {
     const moe4_reader_options *options = &reader->options;
     if (reader->bytes_done < reader->bytes_total) reader->bytes_done += reader->expert_bytes;
@@ -238,12 +243,8 @@ static moe4_status read_slice(moe4_context *context, moe4_layer_reader *reader, 
     return moe4_tensors_read(context, reader->plan.tensors, slice->tensor, slice->first, slice->n_bytes, to);
 }
 
-moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
-                                   moe4_expert *expert)
+moe4_status reader_check_expert(moe4_context *context, const moe4_layer_reader *reader, int32_t local_expert)
 {
-    moe4_status status = check_argument(context, "reader", reader);
-    if (status == MOE4_OK) status = check_argument(context, "expert", expert);
-    if (status != MOE4_OK) return status;
     const struct plan *plan = &reader->plan;
     if (reader->options.experts == MOE4_EXPERTS_SKIP)
         return context_fail(context, MOE4_EINVAL, "local expert %" PRId32 ": the reader was told to skip experts",
@@ -251,10 +252,21 @@ moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *rea
     if (local_expert < 0 || local_expert >= plan->n_local)
         return context_fail(context, MOE4_EINVAL, "local expert %" PRId32 ", expected 0 to %" PRId32, local_expert,
                             plan->n_local - 1);
+    return MOE4_OK;
+}
+
+moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
+                                   moe4_expert *expert)
+{
+    moe4_status status = check_argument(context, "reader", reader);
+    if (status == MOE4_OK) status = check_argument(context, "expert", expert);
+    if (status == MOE4_OK) status = reader_check_expert(context, reader, local_expert);
+    if (status != MOE4_OK) return status;
+    const struct plan *plan = &reader->plan;
     const struct slice *slices = plan->slices + (int64_t)local_expert * MAX_SLICES;
     for (int32_t i = 0; i < plan->n_slices && status == MOE4_OK; i++) status = read_slice(context, reader, &slices[i]);
-    if (status == MOE4_OK) status = report_progress(context, reader);
+    if (status == MOE4_OK) status = reader_report(context, reader);
     if (status != MOE4_OK) return status;
-    *expert = (moe4_expert){matrix_of(reader, MATRIX_GATE_UP), matrix_of(reader, MATRIX_DOWN)};
+    *expert = reader_expert(reader);
     return MOE4_OK;
 }

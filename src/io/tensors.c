@@ -169,6 +169,11 @@ static const struct file *file_of(const moe4_tensors *tensors, const moe4_tensor
     return NULL;
 }
 
+int tensors_copy(const moe4_tensors *tensors, const moe4_tensor *tensor, int64_t first, int64_t n_bytes, void *to)
+{
+    return file_copy(file_of(tensors, tensor), tensor->offset + first, n_bytes, to) == n_bytes;
+}
+
 moe4_status moe4_tensors_read(moe4_context *context, const moe4_tensors *tensors, const moe4_tensor *tensor,
                               int64_t first, int64_t n_bytes, void *buffer)
 {

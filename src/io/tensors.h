@@ -31,6 +31,9 @@ struct moe4_tensors {
 /* Opens one more safetensors file and adds its tensors and metadata.  The path must be in `strings`. */
 moe4_status tensors_add_file(moe4_context *context, moe4_tensors *tensors, const char *path);
 
+/* Reads bytes that are in the tensor, from any thread: 1, or 0 if not all could be read, without a word. */
+int tensors_copy(const moe4_tensors *tensors, const moe4_tensor *tensor, int64_t first, int64_t n_bytes, void *to);
+
 /* ---- For the formats --------------------------------------------------------------------------------------------- */
 
 /* Opens one more file as the last of `files`. */
