@@ -131,19 +131,22 @@ static void transpose(const char *from, char *to, int64_t rows, int64_t K, size_
                     memcpy(to + (size_t)(r * K + k) * element, from + (size_t)(k * rows + r) * element, element);
 }
 
-int slab_read(moe4_context *context, const moe4_tensors *tensors, const moe4_tensor *tensor, int64_t first_element,
-              int is_transposed, struct slab *slab)
+int slab_read(moe4_context *context, const struct dense_matrix *matrix, int64_t first_row, int64_t rows,
+              struct slab *slab)
 {
-    moe4_dtype dtype = dtype_named(tensor->dtype);
-    int64_t count = slab->rows * slab->K, element = dtype == MOE4_DTYPE_BF16 ? 2 : 4;
-    int64_t stored = (int64_t)dtype_bytes(dtype), bytes = count * stored;
-    slab->is_bf16 = dtype == MOE4_DTYPE_BF16;
-    int code = buffer_reserve(&slab->raw, &slab->raw_room, count * element, "a matrix");
-    if (!code) code = buffer_reserve(&slab->data, &slab->data_room, count * element, "a matrix");
+    moe4_dtype dtype = dtype_named(matrix->tensor->dtype);
+    int is_f16 = dtype == MOE4_DTYPE_F16, is_transposed = matrix->is_transposed;
+    int64_t count = rows * matrix->K, element = dtype == MOE4_DTYPE_BF16 ? 2 : 4, stored = (int64_t)dtype_bytes(dtype);
+    int64_t first = matrix->first_element + first_row * matrix->K;
+    int code = buffer_reserve(&slab->data, &slab->data_room, count * element, "a matrix");
+    if (!code && (is_f16 || is_transposed))
+        code = buffer_reserve(&slab->raw, &slab->raw_room, count * element, "a matrix");
     if (code) return code;
-    int is_f16 = dtype == MOE4_DTYPE_F16;
+    slab->rows = rows;
+    slab->K = matrix->K;
+    slab->is_bf16 = dtype == MOE4_DTYPE_BF16;
     void *place = is_transposed && !is_f16 ? slab->raw : slab->data;
-    if (moe4_tensors_read(context, tensors, tensor, first_element * stored, bytes, place) != MOE4_OK)
+    if (moe4_tensors_read(context, matrix->tensors, matrix->tensor, first * stored, count * stored, place) != MOE4_OK)
         return fail_library(context);
     for (int64_t i = 0; is_f16 && i < count; ++i)
         ((float *)slab->raw)[i] = (float)ref_f16(((const uint16_t *)slab->data)[i]);

@@ -35,7 +35,15 @@ struct dense_model {
 /* Sizes from the config; transposed or not from the shapes of a stacked gate_up tensor (NULL = there is none). */
 int dense_model_read(const json_t *config, const moe4_tensor *gate_up, struct dense_model *model);
 
-/* Rows of one matrix in memory: bf16, or f32 for whatever else the file has. */
+/* A matrix in a file: from an element of a tensor on, [rows, K] or, transposed, [K, rows]. */
+struct dense_matrix {
+    const moe4_tensors *tensors;
+    const moe4_tensor *tensor;
+    int64_t first_element, rows, K;
+    int is_transposed;
+};
+
+/* Rows of one in memory: bf16, or f32 for whatever else the file has. */
 struct slab {
     int64_t rows, K;
     int is_bf16;
@@ -44,9 +52,9 @@ struct slab {
     int64_t data_room, raw_room;
 };
 
-/* Reads elements first .. of a tensor as [rows, K], or as [K, rows] to transpose.  The slab's memory is reused. */
-int slab_read(moe4_context *context, const moe4_tensors *tensors, const moe4_tensor *tensor, int64_t first_element,
-              int is_transposed, struct slab *slab);
+/* Reads rows of a matrix; all of them, of one that is transposed.  The slab's memory is reused. */
+int slab_read(moe4_context *context, const struct dense_matrix *matrix, int64_t first_row, int64_t rows,
+              struct slab *slab);
 void slab_release(struct slab *slab);
 
 /* Makes room in a buffer of `*room` bytes. */

@@ -208,14 +208,10 @@ static int layers_open(void *user, int32_t number, const moe4_layer_config **con
 /* Quantises a tensor's matrix [rows, K], or that of expert e, to row `first` of a matrix of the expert. */
 static int quantise(struct dense_layers *self, const moe4_tensor *tensor, int32_t e, int m, int64_t first, int64_t rows)
 {
-    int64_t K = m == GATE_UP ? self->model.H : self->model.I;
-    self->slab.rows = rows;
-    self->slab.K = K;
-    int code = slab_read(self->context, self->tensors, tensor, e * rows * K,
-                         tensor->rank == 3 && self->model.is_transposed, &self->slab);
-    if (code) return code;
-    return encode_slab(self->encoder, &self->slab, tensor->name, self->codes[m] + first * (K / 2),
-                       self->scales[m] + first * (K / 32));
+    const int64_t K = m == GATE_UP ? self->model.H : self->model.I;
+    const struct dense_matrix matrix = {self->tensors, tensor, e * rows * K,
+                                        rows,          K,      tensor->rank == 3 && self->model.is_transposed};
+    return encode_matrix(self->encoder, &matrix, self->codes[m] + first * (K / 2), self->scales[m] + first * (K / 32));
 }
 
 /* Bytes of biases, behind those that are there. */
@@ -312,7 +308,6 @@ void dense_layers_release(struct dense_layers *self)
             free(self->layers[i].apart_bias[role]);
         }
     free(self->layers);
-    slab_release(&self->slab);
     for (int m = GATE_UP; m <= DOWN; ++m) {
         free(self->codes[m]);
         free(self->scales[m]);

@@ -24,9 +24,8 @@ struct dense_layers {
     struct dense_layer *layers; /* ascending */
     int32_t n_layers;
 
-    const struct dense_layer *at; /* of the feed */
-    moe4_layer_config config;     /* its sizes and order */
-    struct slab slab;
+    const struct dense_layer *at;  /* of the feed */
+    moe4_layer_config config;      /* its sizes and order */
     uint8_t *codes[2], *scales[2]; /* of one expert: gate_up, down */
     int64_t codes_room[2], scales_room[2];
     char *bias[2];

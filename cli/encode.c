@@ -15,129 +15,24 @@ enum { BLOCK = 32, CODES = 16, MOST_SHOWN = 20 };
 
 /* ---- Loss -------------------------------------------------------------------------------------------------------- */
 
-static void loss_add(struct encode_loss *sum, const struct encode_loss *loss)
+static void loss_add(moe4_mxfp4_loss *sum, const moe4_mxfp4_loss *loss)
 {
     sum->squared += loss->squared;
     sum->squared_error += loss->squared_error;
-    sum->n_elements += loss->n_elements;
-    sum->n_saturated += loss->n_saturated;
     sum->n_blocks += loss->n_blocks;
+    sum->n_saturated += loss->n_saturated;
     sum->n_zero += loss->n_zero;
     sum->n_nan += loss->n_nan;
 }
 
-/* 2^(scale-127), of bytes below 255. */
-static double scale_value(uint8_t scale)
-{
-    uint64_t bits = (uint64_t)(scale - 127 + 1023) << 52;
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static int is_zero_block(const uint8_t *codes)
-{
-    uint8_t any = 0;
-    for (int j = 0; j < CODES; ++j) any |= codes[j];
-    return !(any & 0x77);
-}
-
-/* In units of the scale, of which `units` are the codes: finite whatever the scale is, and near enough in f32. */
-static void block_measure(const float *x, const uint8_t *codes, uint8_t scale, const float *units,
-                          struct encode_loss *loss)
-{
-    float errors[BLOCK], squares[BLOCK];
-    int32_t saturated[BLOCK];
-    ++loss->n_blocks;
-    loss->n_elements += BLOCK;
-    if (scale == 0xFF) {
-        ++loss->n_nan;
-        return;
-    }
-    const float inverse = (float)scale_value((uint8_t)(254 - scale));
-    const double unit = scale_value(scale);
-    for (int i = 0; i < BLOCK; ++i) {
-        float value = x[i] * inverse, error = value - units[i];
-        errors[i] = error * error;
-        squares[i] = value * value;
-        saturated[i] = fabsf(value) > 6;
-    }
-    for (int n = BLOCK / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; ++i) {
-            errors[i] += errors[i + n];
-            squares[i] += squares[i + n];
-            saturated[i] += saturated[i + n];
-        }
-    loss->squared_error += unit * unit * (double)errors[0];
-    loss->squared += unit * unit * (double)squares[0];
-    loss->n_saturated += saturated[0];
-    loss->n_zero += is_zero_block(codes);
-}
-
-static double relative_error(const struct encode_loss *loss)
+static double relative_error(const moe4_mxfp4_loss *loss)
 {
     return loss->squared > 0 ? sqrt(loss->squared_error / loss->squared) : 0;
 }
 
-static double share(int64_t part, int64_t whole)
+static double saturated_share(const moe4_mxfp4_loss *loss)
 {
-    return whole ? (double)part / (double)whole : 0;
-}
-
-/* ---- Rows -------------------------------------------------------------------------------------------------------- */
-
-struct encode_task {
-    struct encoder *encoder;
-    const struct slab *slab;
-    uint8_t *codes, *scales;
-};
-
-static const void *row_of(const struct encode_task *task, int64_t i)
-{
-    return (const char *)task->slab->data + i * task->slab->K * (task->slab->is_bf16 ? 2 : 4);
-}
-
-/* A block of a row as f32. */
-static const float *block_widen(const struct encode_task *task, const void *row, int64_t block, float buffer[BLOCK])
-{
-    if (!task->slab->is_bf16) return (const float *)row + block * BLOCK;
-    for (int i = 0; i < BLOCK; ++i) {
-        uint32_t bits = (uint32_t)((const uint16_t *)row)[block * BLOCK + i] << 16;
-        memcpy(&buffer[i], &bits, sizeof bits);
-    }
-    return buffer;
-}
-
-static void row_measure(const struct encode_task *task, const void *row, const uint8_t *codes, const uint8_t *scales,
-                        struct encode_loss *loss)
-{
-    enum { AT_ONCE = 16 };
-    int64_t n_blocks = task->slab->K / BLOCK;
-    uint8_t ones[AT_ONCE];
-    float units[AT_ONCE * BLOCK], buffer[BLOCK];
-    memset(ones, 127, sizeof ones);
-    *loss = (struct encode_loss){0};
-    for (int64_t b = 0; b < n_blocks; ++b) {
-        int64_t at = b % AT_ONCE, rest = n_blocks - b;
-        if (!at) moe4_mxfp4_dequantize(codes + b * CODES, ones, rest < AT_ONCE ? rest : AT_ONCE, units);
-        block_measure(block_widen(task, row, b, buffer), codes + b * CODES, scales[b], units + at * BLOCK, loss);
-    }
-}
-
-static void task_run(void *user, int64_t first, int64_t end)
-{
-    const struct encode_task *task = user;
-    struct encoder *self = task->encoder;
-    int64_t n_blocks = task->slab->K / BLOCK;
-    for (int64_t i = first; i < end; ++i) {
-        const void *row = row_of(task, i);
-        uint8_t *codes = task->codes + i * n_blocks * CODES, *scales = task->scales + i * n_blocks;
-        if (task->slab->is_bf16)
-            moe4_mxfp4_quantize_bf16(row, n_blocks, self->rule, codes, scales);
-        else
-            moe4_mxfp4_quantize(row, n_blocks, self->rule, codes, scales);
-        row_measure(task, row, codes, scales, &self->losses[i]);
-    }
+    return loss->n_blocks ? (double)loss->n_saturated / (double)(loss->n_blocks * BLOCK) : 0;
 }
 
 /* ---- The oracle -------------------------------------------------------------------------------------------------- */
@@ -165,29 +60,138 @@ static int block_agrees(const struct encoder *self, const float *x, const uint8_
            block_error(exact, codes, scale) <= block_error(exact, wanted, wanted_scale) * (1 + 1e-5);
 }
 
-static int rows_check(struct encoder *self, const struct encode_task *task, const char *name)
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+struct encode_task {
+    struct encoder *encoder;
+    const struct dense_matrix *matrix;
+    const struct slab *whole; /* the matrix in memory; NULL = read by pieces */
+    uint8_t *codes, *scales;
+};
+
+/* What one thread works with. */
+struct encode_lane {
+    moe4_context *context;
+    struct slab slab; /* a piece of the matrix */
+    int code;
+    int64_t n_checked, wrong_row, wrong_block; /* against the oracle; -1 = none */
+};
+
+static const void *row_of(const struct slab *slab, int64_t i)
 {
-    int64_t n_blocks = task->slab->K / BLOCK, n = task->slab->rows;
-    int64_t n_checked = n < self->n_checked_rows ? n : self->n_checked_rows;
-    for (int64_t c = 0; c < n_checked; ++c) {
-        int64_t i = n_checked > 1 ? c * (n - 1) / (n_checked - 1) : 0;
-        for (int64_t b = 0; b < n_blocks; ++b) {
-            float buffer[BLOCK];
-            int64_t at = i * n_blocks + b;
-            if (!block_agrees(self, block_widen(task, row_of(task, i), b, buffer), task->codes + at * CODES,
-                              task->scales[at]))
-                return fail("%s: row %lld, block %lld is not what the oracle makes of it", name, (long long)i,
-                            (long long)b);
+    return (const char *)slab->data + i * slab->K * (slab->is_bf16 ? 2 : 4);
+}
+
+/* A block of a row as f32. */
+static void block_widen(const struct slab *slab, const void *row, int64_t block, float x[BLOCK])
+{
+    for (int64_t i = block * BLOCK, end = i + BLOCK; i < end; ++i)
+        *x++ = (float)ref_load(row, slab->is_bf16 ? MOE4_DTYPE_BF16 : MOE4_DTYPE_F32, i);
+}
+
+static void row_check(const struct encode_task *task, struct encode_lane *lane, const struct slab *slab,
+                      const void *row, int64_t i)
+{
+    int64_t n_blocks = slab->K / BLOCK;
+    float x[BLOCK];
+    ++lane->n_checked;
+    for (int64_t b = 0, at = i * n_blocks; b < n_blocks; ++b, ++at) {
+        block_widen(slab, row, b, x);
+        if (block_agrees(task->encoder, x, task->codes + at * CODES, task->scales[at])) continue;
+        lane->wrong_row = i;
+        lane->wrong_block = b;
+        return;
+    }
+}
+
+/* Whether row i is one of those that the oracle sees: so many, evenly spaced from the first to the last. */
+static int is_checked(const struct encode_task *task, int64_t i)
+{
+    int64_t last = task->matrix->rows - 1, n = task->encoder->n_checked_rows;
+    if (n > last) return 1;
+    if (n < 2) return n && !i;
+    int64_t c = (i * (n - 1) + last - 1) / last; /* the first of them from row i on is row c * last / (n - 1) */
+    return c * last / (n - 1) == i;
+}
+
+/* Rows that the slab holds from its row `at` on, which are the matrix's from `first`. */
+static void rows_encode(const struct encode_task *task, struct encode_lane *lane, const struct slab *slab, int64_t at,
+                        int64_t first, int64_t end)
+{
+    const struct encoder *self = task->encoder;
+    int64_t n_blocks = slab->K / BLOCK;
+    for (int64_t i = first; i < end; ++i, ++at) {
+        const void *row = row_of(slab, at);
+        uint8_t *codes = task->codes + i * n_blocks * CODES, *scales = task->scales + i * n_blocks;
+        moe4_mxfp4_loss *loss = &self->losses[i];
+        *loss = (moe4_mxfp4_loss){0};
+        if (slab->is_bf16)
+            moe4_mxfp4_quantize_bf16_measured(row, n_blocks, self->rule, codes, scales, loss);
+        else
+            moe4_mxfp4_quantize_measured(row, n_blocks, self->rule, codes, scales, loss);
+        if (is_checked(task, i)) row_check(task, lane, slab, row, i);
+    }
+}
+
+/* The part of the rows that is one lane's, in pieces that stay in a core's cache between being read and encoded. */
+static void lane_run(void *user, int64_t index, int64_t index_end)
+{
+    enum { PIECE_BYTES = 256 << 10 };
+    const struct encode_task *task = user;
+    const struct dense_matrix *matrix = task->matrix;
+    const int64_t n_lanes = task->encoder->n_lanes, at_once = PIECE_BYTES / (2 * matrix->K) + 1;
+    for (; index < index_end; ++index) {
+        struct encode_lane *lane = &task->encoder->lanes[index];
+        int64_t first = matrix->rows * index / n_lanes, end = matrix->rows * (index + 1) / n_lanes;
+        if (task->whole) {
+            rows_encode(task, lane, task->whole, first, first, end);
+            continue;
+        }
+        for (int64_t next; !lane->code && first < end; first = next) {
+            next = end - first < at_once ? end : first + at_once;
+            lane->code = slab_read(lane->context, matrix, first, next - first, &lane->slab);
+            if (!lane->code) rows_encode(task, lane, &lane->slab, 0, first, next);
         }
     }
-    self->n_rows_checked += n_checked;
+}
+
+static int lanes_prepare(struct encoder *self)
+{
+    int code = EXIT_OK;
+    if (!self->lanes) {
+        code = allocate(&self->lanes, self->n_threads, sizeof *self->lanes, "threads");
+        if (code) return code;
+        memset(self->lanes, 0, (size_t)self->n_threads * sizeof *self->lanes);
+    }
+    for (; !code && self->n_lanes < self->n_threads; self->n_lanes += !code) {
+        moe4_context_info info = MOE4_CONTEXT_INFO_INIT;
+        code = context_open_simple(1, &self->lanes[self->n_lanes].context, &info);
+    }
+    for (int32_t i = 0; i < self->n_lanes; ++i) {
+        self->lanes[i].code = EXIT_OK;
+        self->lanes[i].n_checked = 0;
+        self->lanes[i].wrong_row = -1;
+    }
+    return code;
+}
+
+static int lanes_close(struct encoder *self, const char *name)
+{
+    for (int32_t i = 0; i < self->n_lanes; ++i) {
+        const struct encode_lane *lane = &self->lanes[i];
+        if (lane->code) return lane->code;
+        if (lane->wrong_row >= 0)
+            return fail("%s: row %lld, block %lld is not what the oracle makes of it", name, (long long)lane->wrong_row,
+                        (long long)lane->wrong_block);
+        self->n_rows_checked += lane->n_checked;
+    }
     return EXIT_OK;
 }
 
 /* ---- Entries ----------------------------------------------------------------------------------------------------- */
 
 /* The entry of that name, which is one of the last few or new: stacked tensors of a layer come in turns. */
-static struct encode_loss *entry_of(struct encoder *self, const char *name)
+static moe4_mxfp4_loss *entry_of(struct encoder *self, const char *name)
 {
     enum { LAST_FEW = 4 };
     for (int64_t i = self->n_entries - 1; i >= 0 && i >= self->n_entries - LAST_FEW; --i)
@@ -206,15 +210,18 @@ static struct encode_loss *entry_of(struct encoder *self, const char *name)
     return &entry->loss;
 }
 
-int encode_slab(struct encoder *self, const struct slab *slab, const char *name, uint8_t *codes, uint8_t *scales)
+int encode_matrix(struct encoder *self, const struct dense_matrix *matrix, uint8_t *codes, uint8_t *scales)
 {
-    struct encode_task task = {self, slab, codes, scales};
-    int code = buffer_reserve(&self->losses, &self->losses_room, slab->rows * (int64_t)sizeof *self->losses, "sums");
-    struct encode_loss *loss = code ? NULL : entry_of(self, name);
+    const char *name = matrix->tensor->name;
+    struct encode_task task = {self, matrix, matrix->is_transposed ? &self->whole : NULL, codes, scales};
+    int code = buffer_reserve(&self->losses, &self->losses_room, matrix->rows * (int64_t)sizeof *self->losses, "sums");
+    if (!code) code = lanes_prepare(self);
+    if (!code && task.whole) code = slab_read(self->lanes[0].context, matrix, 0, matrix->rows, &self->whole);
+    moe4_mxfp4_loss *loss = code ? NULL : entry_of(self, name);
     if (!loss) return code ? code : fail("out of memory: %s", name);
-    parallel_for(self->n_threads, slab->rows, task_run, &task);
-    for (int64_t i = 0; i < slab->rows; ++i) loss_add(loss, &self->losses[i]);
-    return rows_check(self, &task, name);
+    parallel_for(self->n_lanes, self->n_lanes, lane_run, &task);
+    for (int64_t i = 0; i < matrix->rows; ++i) loss_add(loss, &self->losses[i]);
+    return lanes_close(self, name);
 }
 
 /* ---- Reports ----------------------------------------------------------------------------------------------------- */
@@ -226,16 +233,16 @@ static int by_error(const void *a, const void *b)
     return difference > 0 ? 1 : difference < 0 ? -1 : strcmp((*first)->name, (*second)->name);
 }
 
-static void print_loss(const char *name, const struct encode_loss *loss)
+static void print_loss(const char *name, const moe4_mxfp4_loss *loss)
 {
-    printf("  %-56s %9.5f %10.5f%% %12lld\n", name, relative_error(loss),
-           100 * share(loss->n_saturated, loss->n_elements), (long long)loss->n_zero);
+    printf("  %-56s %9.5f %10.5f%% %12lld\n", name, relative_error(loss), 100 * saturated_share(loss),
+           (long long)loss->n_zero);
     if (loss->n_nan) printf("    %s with NaN or infinity\n", human_plural(loss->n_nan, "block").text);
 }
 
 void encoder_report(const struct encoder *self)
 {
-    struct encode_loss total = {0};
+    moe4_mxfp4_loss total = {0};
     const struct encode_entry **sorted = malloc((size_t)(self->n_entries + 1) * sizeof *sorted);
     for (int64_t i = 0; i < self->n_entries; ++i) {
         loss_add(&total, &self->entries[i].loss);
@@ -252,11 +259,11 @@ void encoder_report(const struct encoder *self)
     free(sorted);
 }
 
-static json_t *loss_json(const struct encode_loss *loss)
+static json_t *loss_json(const moe4_mxfp4_loss *loss)
 {
     json_t *object = json_object();
     json_put_real(object, "relative_error", relative_error(loss));
-    json_put_real(object, "saturated_share", share(loss->n_saturated, loss->n_elements));
+    json_put_real(object, "saturated_share", saturated_share(loss));
     json_put_integer(object, "blocks", loss->n_blocks);
     json_put_integer(object, "zero_blocks", loss->n_zero);
     json_put_integer(object, "nan_blocks", loss->n_nan);
@@ -265,7 +272,7 @@ static json_t *loss_json(const struct encode_loss *loss)
 
 void encoder_json(const struct encoder *self, json_t *object)
 {
-    struct encode_loss total = {0};
+    moe4_mxfp4_loss total = {0};
     json_t *list = json_array();
     for (int64_t i = 0; i < self->n_entries; ++i) {
         json_t *entry = loss_json(&self->entries[i].loss);
@@ -281,6 +288,12 @@ void encoder_json(const struct encoder *self, json_t *object)
 void encoder_release(struct encoder *self)
 {
     for (int64_t i = 0; i < self->n_entries; ++i) free(self->entries[i].name);
+    for (int32_t i = 0; i < self->n_lanes; ++i) {
+        slab_release(&self->lanes[i].slab);
+        moe4_context_destroy(self->lanes[i].context);
+    }
+    free(self->lanes);
+    slab_release(&self->whole);
     free(self->entries);
     free(self->losses);
 }

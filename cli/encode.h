@@ -1,4 +1,4 @@
-/* Quantising rows of a slab on several threads, with an account of what was lost. */
+/* Quantising the rows of matrices on several threads, with an account of what was lost. */
 #ifndef MOE4_CLI_ENCODE_H
 #define MOE4_CLI_ENCODE_H
 
@@ -7,16 +7,9 @@
 #include "dense.h"
 #include "moe4/quant.h"
 
-/* What quantising one matrix, or many, has cost. */
-struct encode_loss {
-    double squared, squared_error;   /* sums over finite blocks */
-    int64_t n_elements, n_saturated; /* magnitudes beyond 6 times the scale */
-    int64_t n_blocks, n_zero, n_nan; /* blocks whose codes are all zero; blocks that are not finite */
-};
-
 struct encode_entry {
     char *name; /* of the tensor that was quantised */
-    struct encode_loss loss;
+    moe4_mxfp4_loss loss;
 };
 
 struct encoder {
@@ -26,14 +19,17 @@ struct encoder {
     int64_t n_rows_checked;
 
     int64_t losses_room;
-    struct encode_loss *losses;   /* [rows] */
+    moe4_mxfp4_loss *losses;      /* [rows]: their sum does not depend on who made them */
     struct encode_entry *entries; /* one a tensor */
     int64_t n_entries, entries_room;
+    struct encode_lane *lanes; /* one a thread, made when first needed */
+    int32_t n_lanes;
+    struct slab whole; /* a matrix that lies transposed */
 };
 
-/* Encodes a slab into codes [rows, K/2] and scales [rows, K/32]; the loss goes to the entry `name`.  Fails when the
- * oracle disagrees. */
-int encode_slab(struct encoder *encoder, const struct slab *slab, const char *name, uint8_t *codes, uint8_t *scales);
+/* Reads a matrix and encodes it into codes [rows, K/2] and scales [rows, K/32]; the loss goes to the entry of the
+ * tensor. Fails when the oracle disagrees. */
+int encode_matrix(struct encoder *encoder, const struct dense_matrix *matrix, uint8_t *codes, uint8_t *scales);
 
 /* The tensors of largest error and the total, as text; all of them, into the object. */
 void encoder_report(const struct encoder *encoder);

@@ -120,17 +120,20 @@ int expert_output_plan(struct expert_output *self, int32_t layer, const char *ba
 
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
-/* The rows of a tensor that are one expert's, in the buffer. */
+/* The rows of a tensor that are one expert's: where they are, or in the buffer. */
 static int gather(struct expert_output *self, const moe4_expert *expert, const struct group *group,
-                  enum matrix_part part)
+                  enum matrix_part part, const char **rows)
 {
     const moe4_matrix *matrix = projection_matrix(expert, group->first);
     int64_t K = role_K(self->config, group->first), step = group->last - group->first + 1;
     int64_t n_bytes = group_rows(self->config, group) * row_bytes(matrix, part, K);
+    *rows = rows_in_place(matrix, part, K, row_place(self->config, group->first), step);
+    if (*rows) return EXIT_OK;
     int code = buffer_reserve(&self->buffer, &self->buffer_room, n_bytes, "rows of an expert");
     for (int role = (int)group->first; !code && role <= (int)group->last; ++role)
         rows_gather(matrix, part, K, row_place(self->config, (enum projection_role)role), role - (int)group->first,
                     step, self->buffer);
+    *rows = self->buffer;
     return code;
 }
 
@@ -146,8 +149,9 @@ static int produce_expert(struct expert_output *self, const struct output_unit *
         for (int part = PART_CODES; !code && part < N_PARTS; ++part) {
             if (part == PART_BIAS && !projection_matrix(&expert, groups[g].first)->bias) continue;
             int64_t n_bytes = self->output->tensors[unit->first + index].n_bytes / n_experts;
-            code = gather(self, &expert, &groups[g], (enum matrix_part)part);
-            if (!code) code = output_put(self->output, unit, index++, at * n_bytes, n_bytes, self->buffer);
+            const char *rows;
+            code = gather(self, &expert, &groups[g], (enum matrix_part)part, &rows);
+            if (!code) code = output_put(self->output, unit, index++, at * n_bytes, n_bytes, rows);
         }
     return code;
 }

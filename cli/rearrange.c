@@ -24,13 +24,31 @@ int64_t row_bytes(const moe4_matrix *matrix, enum matrix_part part, int64_t K)
     return part == PART_CODES ? K / 2 : K / 32;
 }
 
+static const char *part_base(const moe4_matrix *matrix, enum matrix_part part)
+{
+    const char *const bases[] = {(const char *)matrix->codes, (const char *)matrix->scales, matrix->bias};
+    return bases[part];
+}
+
+static int64_t part_stride(const moe4_matrix *matrix, enum matrix_part part, int64_t K)
+{
+    const int64_t given[] = {matrix->codes_row_bytes, matrix->scales_row_bytes, 0};
+    return given[part] ? given[part] : row_bytes(matrix, part, K);
+}
+
+const char *rows_in_place(const moe4_matrix *matrix, enum matrix_part part, int64_t K, struct row_place from,
+                          int64_t to_step)
+{
+    int64_t stride = part_stride(matrix, part, K);
+    if (from.step != to_step || stride != row_bytes(matrix, part, K)) return NULL;
+    return part_base(matrix, part) + from.first * stride;
+}
+
 void rows_gather(const moe4_matrix *matrix, enum matrix_part part, int64_t K, struct row_place from, int64_t to_first,
                  int64_t to_step, char *to)
 {
-    const char *const bases[] = {(const char *)matrix->codes, (const char *)matrix->scales, matrix->bias};
-    const int64_t given[] = {matrix->codes_row_bytes, matrix->scales_row_bytes, 0};
-    int64_t bytes = row_bytes(matrix, part, K), stride = given[part] ? given[part] : bytes;
+    const char *base = part_base(matrix, part);
+    int64_t bytes = row_bytes(matrix, part, K), stride = part_stride(matrix, part, K);
     for (int64_t i = 0; i < from.count; ++i)
-        memcpy(to + (to_first + i * to_step) * bytes, bases[part] + (from.first + i * from.step) * stride,
-               (size_t)bytes);
+        memcpy(to + (to_first + i * to_step) * bytes, base + (from.first + i * from.step) * stride, (size_t)bytes);
 }

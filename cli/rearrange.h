@@ -18,6 +18,11 @@ const moe4_matrix *projection_matrix(const moe4_expert *expert, enum projection_
 void rows_gather(const moe4_matrix *matrix, enum matrix_part part, int64_t K, struct row_place from, int64_t to_first,
                  int64_t to_step, char *to);
 
+/* Those rows where they are, if that is as rows_gather with to_first 0 would have them; otherwise NULL.  Rows of
+ * another projection between them are those of UP behind GATE's. */
+const char *rows_in_place(const moe4_matrix *matrix, enum matrix_part part, int64_t K, struct row_place from,
+                          int64_t to_step);
+
 /* Bytes of one row of a part. */
 int64_t row_bytes(const moe4_matrix *matrix, enum matrix_part part, int64_t K);
 

@@ -140,6 +140,20 @@ printf '\377\377\177\177' | dd of="$file" bs=1 seek=$(($(wc -c <"$file") - 1028)
 expect 0 quantize "$work/largest" "$work/q_largest" --to compressed-tensors --check --json
 json total.relative_error=0.25 total.nan_blocks=0
 
+# Neither bytes nor the report depend on the number of threads.
+if command -v taskset >"$out"; then
+    expect 0 quantize "$work/apart" "$work/many" --to modelopt --rule ceil --json
+    sed 's/"seconds":[^,]*,//; s/q*many//' "$out" >"$work/report"
+    printf '#!/bin/sh\nexec taskset -c "$(taskset -cp $$ | sed "s/.*[:,-] *//")" "%s" "$@"\n' "$command" >"$work/alone"
+    chmod +x "$work/alone"
+    (
+        command=$work/alone
+        expect 0 quantize "$work/apart" "$work/one" --to modelopt --rule ceil --json
+    )
+    sed 's/"seconds":[^,]*,//; s/one"/"/' "$out" | cmp - "$work/report" || die "one thread reports something else:"
+    same "$work/many/model.safetensors" "$work/one/model.safetensors"
+fi
+
 # A table for people.
 expect 0 quantize "$work/apart" "$work/table" --to compressed-tensors
 for text in "layout compressed-tensors, rule even" "tensors of largest error" "saturated" "zero blocks"; do

@@ -38,6 +38,7 @@ static int fill(void **state)
         for (int i = b * 32; i < b * 32 + 32; i++) {
             uint32_t below = random_bits() % spread, exponent = top > below ? top - below : 0;
             x16[i] = (uint16_t)(exponent << 7 | (random_bits() & 0x807Fu));
+            if (b % 5 == 0 && i % 5 == 0) x16[i] = (uint16_t)(i << 15);
             if (b % 61 == 0) x16[i] = (uint16_t)(i << 15);
         }
         if (b % 67 == 0) x16[b * 32 + b % 32] = b % 2 ? 0x7F80 : 0xFFC1;
@@ -67,28 +68,108 @@ static int is_supported(const struct block_kernels *kernels)
     return kernels == &blocks_c;
 }
 
+static const struct block_kernels *const every_isa[] = {
+#if defined(__x86_64__)
+    &blocks_avx2, &blocks_avx512,
+#endif
+    &blocks_c};
+
 static void test_every_isa(void **state)
 {
-    static const struct block_kernels *const all[] = {
-#if defined(__x86_64__)
-        &blocks_avx2,
-        &blocks_avx512,
-#endif
-        &blocks_c
-    };
     static uint8_t codes[2][N_BLOCKS * 16], scales[2][N_BLOCKS];
     (void)state;
-    for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-        for (int rule = 0; rule < N_RULES && is_supported(all[k]); rule++)
+    for (size_t k = 0; k < sizeof every_isa / sizeof *every_isa; k++)
+        for (int rule = 0; rule < N_RULES && is_supported(every_isa[k]); rule++)
             for (int wide = 0; wide < 2; wide++) {
                 moe4_mxfp4_quantize(x32, N_BLOCKS, (moe4_scale_rule)rule, codes[0], scales[0]);
                 if (wide)
-                    all[k]->from_f32(x32, N_BLOCKS, (moe4_scale_rule)rule, codes[1], scales[1]);
+                    every_isa[k]->from_f32(x32, N_BLOCKS, (moe4_scale_rule)rule, codes[1], scales[1]);
                 else
-                    all[k]->from_bf16(x16, N_BLOCKS, (moe4_scale_rule)rule, codes[1], scales[1]);
+                    every_isa[k]->from_bf16(x16, N_BLOCKS, (moe4_scale_rule)rule, codes[1], scales[1]);
                 assert_memory_equal(scales[0], scales[1], sizeof scales[0]);
                 assert_memory_equal(codes[0], codes[1], sizeof codes[0]);
             }
+}
+
+/* ---- Loss -------------------------------------------------------------------------------------------------------- */
+
+/* What blocks lose, by definition. */
+static moe4_mxfp4_loss defined_loss(const float *x, const uint8_t *codes, const uint8_t *scales, int64_t n_blocks)
+{
+    static const double magnitudes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    moe4_mxfp4_loss loss = {.n_blocks = n_blocks};
+    for (int64_t b = 0; b < n_blocks; b++) {
+        int any = 0;
+        loss.n_nan += scales[b] == 255;
+        for (int64_t i = b * 32; i < b * 32 + 32 && scales[b] != 255; i++) {
+            int code = codes[i / 2] >> 4 * (i % 2) & 7;
+            double unit = ldexp(1, scales[b] - 127), value = fabs((double)x[i]);
+            loss.squared += value * value;
+            loss.squared_error += pow(value - magnitudes[code] * unit, 2);
+            loss.n_saturated += value > 6 * unit;
+            any |= code;
+        }
+        loss.n_zero += !any && scales[b] != 255;
+    }
+    return loss;
+}
+
+static void assert_near(double got, double wanted)
+{
+    if (fabs(got - wanted) > 1e-5 * wanted) fail_msg("%.12g, not %.12g", got, wanted);
+}
+
+/* From single blocks, whose sums nothing larger hides, to all of them. */
+static void test_loss(void **state)
+{
+    static const int64_t counts[] = {0, 1, 2, 31, 32, 33, N_BLOCKS};
+    static uint8_t codes[3][N_BLOCKS * 16], scales[3][N_BLOCKS];
+    (void)state;
+    for (int rule = 0; rule < N_RULES; rule++)
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+            for (int64_t n = counts[c], first = 0; first + n <= N_BLOCKS; first += n ? n : N_BLOCKS + 1) {
+                moe4_mxfp4_loss loss = {0}, same = {0};
+                const float *x = x32 + first * 32;
+                moe4_mxfp4_quantize(x, n, (moe4_scale_rule)rule, codes[0], scales[0]);
+                moe4_mxfp4_quantize_measured(x, n, (moe4_scale_rule)rule, codes[1], scales[1], &loss);
+                moe4_mxfp4_quantize_bf16_measured(x16 + first * 32, n, (moe4_scale_rule)rule, codes[2], scales[2],
+                                                  &same);
+                for (int k = 1; k < 3; k++) {
+                    assert_memory_equal(codes[0], codes[k], (size_t)n * 16);
+                    assert_memory_equal(scales[0], scales[k], (size_t)n);
+                }
+                moe4_mxfp4_loss wanted = defined_loss(x, codes[0], scales[0], n);
+                assert_memory_equal(&loss, &same, sizeof loss);
+                assert_near(loss.squared, wanted.squared);
+                assert_near(loss.squared_error, wanted.squared_error);
+                assert_int_equal(loss.n_blocks, wanted.n_blocks);
+                assert_int_equal(loss.n_saturated, wanted.n_saturated);
+                assert_int_equal(loss.n_zero, wanted.n_zero);
+                assert_int_equal(loss.n_nan, wanted.n_nan);
+            }
+}
+
+/* To what is there already, and the same sums in every instruction set. */
+static void test_loss_of_every_isa(void **state)
+{
+    static uint8_t codes[N_BLOCKS * 16], scales[N_BLOCKS];
+    (void)state;
+    for (int rule = 0; rule < N_RULES; rule++) {
+        moe4_mxfp4_loss sums[2] = {{.n_saturated = 5}, {.n_saturated = 5}};
+        moe4_mxfp4_quantize(x32, N_BLOCKS, (moe4_scale_rule)rule, codes, scales);
+        for (size_t k = 0; k < sizeof every_isa / sizeof *every_isa; k++) {
+            if (!is_supported(every_isa[k])) continue;
+            moe4_mxfp4_loss loss = {.n_saturated = 5}, same = loss;
+            for (int64_t b = 0; b < N_BLOCKS; b += LOSS_BLOCKS) {
+                every_isa[k]->measure_f32(x32 + b * 32, codes + b * 16, scales + b, LOSS_BLOCKS, &loss);
+                every_isa[k]->measure_bf16(x16 + b * 32, codes + b * 16, scales + b, LOSS_BLOCKS, &same);
+            }
+            if (!sums[0].squared) sums[0] = sums[1] = loss;
+            assert_memory_equal(&loss, &sums[0], sizeof loss);
+            assert_memory_equal(&same, &sums[1], sizeof same);
+            assert_true(loss.n_saturated >= 5 && loss.squared > 0);
+        }
+    }
 }
 
 /* ---- MSE --------------------------------------------------------------------------------------------------------- */
@@ -223,6 +304,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_is_f32),  cmocka_unit_test(test_every_isa),
+        cmocka_unit_test(test_loss),         cmocka_unit_test(test_loss_of_every_isa),
         cmocka_unit_test(test_mse_is_best),  cmocka_unit_test(test_mse_takes_all_three),
         cmocka_unit_test(test_huge_weights), cmocka_unit_test(test_mse_in_other_modes),
         cmocka_unit_test(test_mxfp8),

@@ -6,7 +6,8 @@
  *   moe4_layer_reader  one layer of a checkpoint: its config and its experts, one at a time
  *
  * Files are read with pread into bounded buffers, never mapped.  Every refusal names file, tensor and both values, in
- * moe4_context_message.  Objects keep no pointer to the context they were made with; use each from one thread at a time. */
+ * moe4_context_message.  Objects keep no pointer to the context they were made with; use each from one thread at a time,
+ * except that several may call moe4_tensors_read, each with a context of its own. */
 #ifndef MOE4_IO_H
 #define MOE4_IO_H
 

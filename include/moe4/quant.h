@@ -33,6 +33,25 @@ MOE4_API void moe4_mxfp4_quantize(const float *x, int64_t n_blocks, moe4_scale_r
 MOE4_API void moe4_mxfp4_quantize_bf16(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
                                        uint8_t *scales);
 
+/* What quantising loses, over many blocks. */
+typedef struct moe4_mxfp4_loss {
+    double squared;       /* sum of the squares of elements, of blocks that are finite */
+    double squared_error; /* of the squares of elements minus codes times scale, likewise */
+    int64_t n_blocks;     /* all of them */
+    int64_t n_saturated;  /* elements beyond 6 times their scale */
+    int64_t n_zero;       /* blocks whose codes are all zero */
+    int64_t n_nan;        /* blocks with a NaN or an infinity */
+} moe4_mxfp4_loss;
+
+/* moe4_mxfp4_quantize, or ..._bf16, and adds to *loss (zeroed by the caller at first) what that loses: the counts exactly;
+ * of 32 blocks at a time the squares in f32, of elements over their scale, and these sums in double: within 1e-5 in all.
+ * The order of summation is fixed: the same calls give the same sums on every CPU.  Threads need a loss each; adding those
+ * up in a fixed order, whatever the threads, keeps that. */
+MOE4_API void moe4_mxfp4_quantize_measured(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
+                                           uint8_t *scales, moe4_mxfp4_loss *loss);
+MOE4_API void moe4_mxfp4_quantize_bf16_measured(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule,
+                                                uint8_t *codes, uint8_t *scales, moe4_mxfp4_loss *loss);
+
 /* The exact inverse: 32 floats a block.  Values above the f32 range become infinities. */
 MOE4_API void moe4_mxfp4_dequantize(const uint8_t *codes, const uint8_t *scales, int64_t n_blocks, float *x);
 

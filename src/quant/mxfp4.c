@@ -113,6 +113,26 @@ void block_quantize_rare(const int32_t *bits, moe4_scale_rule rule, uint8_t *cod
     encode(bits, exponent, codes);
 }
 
+double block_unit(int32_t scale)
+{
+    return ldexp(1, scale - UNIT_SCALE);
+}
+
+/* Counts a block, and measures it if the loops do not. */
+static void block_measure(const float *x, const uint8_t *codes, uint8_t scale, moe4_mxfp4_loss *loss)
+{
+    double unit = block_unit(scale);
+    int32_t any = 0;
+    for (int i = 0; i < BLOCK_SIZE; i++) {
+        double magnitude = fabs((double)x[i]), code = (double)e2m1_to_f32(mxfp4_code(codes, i) & 7) * unit;
+        loss->squared += magnitude * magnitude;
+        loss->squared_error += (magnitude - code) * (magnitude - code);
+        loss->n_saturated += magnitude > 6 * unit;
+        any |= code > 0;
+    }
+    loss->n_zero += !any;
+}
+
 static const struct block_kernels *kernels_choose(void)
 {
 #if defined(__x86_64__)
@@ -137,6 +157,59 @@ void moe4_mxfp4_quantize_bf16(const uint16_t *x, int64_t n_blocks, moe4_scale_ru
     kernels_choose()->from_bf16(x, n_blocks, rule, codes, scales);
     fpenv_leave(host);
 }
+
+/* ---- With the loss ----------------------------------------------------------------------------------------------- */
+
+/* What the loops do not measure, and the counts. */
+static void measure_rest(const void *x, int32_t is_bf16, const uint8_t *codes, const uint8_t *scales, int64_t n_blocks,
+                         moe4_mxfp4_loss *loss)
+{
+    loss->n_blocks += n_blocks;
+    for (int64_t b = 0; b < n_blocks; b++) {
+        float wide[BLOCK_SIZE];
+        if (scales[b] == SCALE_NAN) loss->n_nan++;
+        if (scales[b] >= LOWEST_MEASURED) continue;
+        for (int64_t i = 0, at = b * BLOCK_SIZE; i < BLOCK_SIZE; i++, at++)
+            wide[i] = is_bf16 ? bf16_to_f32(((const uint16_t *)x)[at]) : ((const float *)x)[at];
+        block_measure(wide, codes + b * BLOCK_BYTES, scales[b], loss);
+    }
+}
+
+void moe4_mxfp4_quantize_measured(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
+                                  uint8_t *scales, moe4_mxfp4_loss *loss)
+{
+    const struct block_kernels *kernels = kernels_choose();
+    uint32_t host = fpenv_enter();
+    for (int64_t rest = n_blocks, n; rest > 0; rest -= n) {
+        n = rest < LOSS_BLOCKS ? rest : LOSS_BLOCKS;
+        kernels->from_f32(x, n, rule, codes, scales);
+        kernels->measure_f32(x, codes, scales, (int32_t)n, loss);
+        measure_rest(x, 0, codes, scales, n, loss);
+        x += n * BLOCK_SIZE;
+        codes += n * BLOCK_BYTES;
+        scales += n;
+    }
+    fpenv_leave(host);
+}
+
+void moe4_mxfp4_quantize_bf16_measured(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
+                                       uint8_t *scales, moe4_mxfp4_loss *loss)
+{
+    const struct block_kernels *kernels = kernels_choose();
+    uint32_t host = fpenv_enter();
+    for (int64_t rest = n_blocks, n; rest > 0; rest -= n) {
+        n = rest < LOSS_BLOCKS ? rest : LOSS_BLOCKS;
+        kernels->from_bf16(x, n, rule, codes, scales);
+        kernels->measure_bf16(x, codes, scales, (int32_t)n, loss);
+        measure_rest(x, 1, codes, scales, n, loss);
+        x += n * BLOCK_SIZE;
+        codes += n * BLOCK_BYTES;
+        scales += n;
+    }
+    fpenv_leave(host);
+}
+
+/* ---- The inverse ------------------------------------------------------------------------------------------------- */
 
 void moe4_mxfp4_dequantize(const uint8_t *codes, const uint8_t *scales, int64_t n_blocks, float *x)
 {
