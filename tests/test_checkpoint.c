@@ -325,6 +325,14 @@ static void test_shrinking_file(void **state)
     assert_refused(&fixture->test, moe4_layer_reader_read(context, reader, 7, &expert), MOE4_EIO,
                    "model.safetensors: ends at byte 84000");
     assert_int_equal(*(unsigned char *)&expert.gate_up.codes, 0x55); /* untouched */
+    const moe4_expert_source pieces = moe4_layer_reader_source(context, reader);
+    uint8_t scales[192 * 2];
+    assert_int_equal(pieces.describe(pieces.user, 7, &expert), MOE4_OK);
+    assert_refused(&fixture->test, pieces.copy(pieces.user, 7, MOE4_PART_GATE_UP_SCALES, 0, sizeof scales, scales),
+                   MOE4_EIO, "model.safetensors: ends at byte 84000");
+    context->message[0] = '\0'; /* one thread says why, the others nothing */
+    assert_int_equal(pieces.copy(pieces.user, 7, MOE4_PART_GATE_UP_SCALES, 0, sizeof scales, scales), MOE4_EIO);
+    assert_string_equal(context->message, "");
     assert_int_equal(truncate(scratch_path(&fixture->scratch, "model.safetensors"), 2000), 0);
     moe4_layer_reader *second;
     assert_refused(&fixture->test, moe4_layer_reader_open(context, checkpoint, 0, NULL, &second), MOE4_EIO, "ends at");

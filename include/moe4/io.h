@@ -181,8 +181,8 @@ MOE4_API const moe4_layer_config *moe4_layer_reader_config(const moe4_layer_read
 MOE4_API moe4_status moe4_layer_reader_read(moe4_context *context, moe4_layer_reader *reader, int32_t local_expert,
                                             moe4_expert *expert);
 
-/* The reader as a source of moe4_layer_create_from; context and reader must outlive its use.  A GPU's copies are fed from
- * the files by several threads, except from GGUF. */
+/* The reader as a source of moe4_layer_create_from, all NULL if one of the two is; both must outlive its use.  A GPU's
+ * copies are fed from the files by several threads, except from GGUF. */
 MOE4_API moe4_expert_source moe4_layer_reader_source(moe4_context *context, moe4_layer_reader *reader);
 
 /* All of the above at once: reads model layer `layer_number` and prepares it.  Extra memory: one expert. */

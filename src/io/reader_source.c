@@ -62,7 +62,7 @@ moe4_expert_source moe4_layer_reader_source(moe4_context *context, moe4_layer_re
 {
     _Static_assert(MOE4_PART_GATE_UP_SCALES == MATRIX_GATE_UP * N_PARTS + PART_SCALES, "parts in the reader's order");
     _Static_assert(MOE4_PART_DOWN_BIAS == MATRIX_DOWN * N_PARTS + PART_BIAS, "parts in the reader's order");
-    if (!reader) return (moe4_expert_source){0};
+    if (!context || !reader) return (moe4_expert_source){0};
     moe4_expert_source source = {.read = read_expert, .user = reader};
     reader->context = context;
     if (reader->options.experts == MOE4_EXPERTS_READ && has_pieces(&reader->plan)) {
