@@ -11,8 +11,8 @@
 enum { PREFETCH_NEAR = 2 }; /* blocks ahead of their use that lines are brought from the second level to the first */
 
 /* Asks for n lines from `at` on; where to go on.  Into the second level: the first alone can have few misses
- * outstanding, and lines for it would take them all up (25 % slower).  Best a few at a time, between other work, for the
- * same reason.  Always inlined: gcc 12 drops calls that only prefetch. */
+ * outstanding, and lines for it would take them all up (25 % slower).  Best a few at a time, between other work, for
+ * the same reason.  Always inlined: gcc 12 drops calls that only prefetch. */
 static inline __attribute__((always_inline)) uintptr_t read_lines(uintptr_t at, int n)
 {
     for (int i = 0; i < n; i++, at += LINE_BYTES) _mm_prefetch((const char *)at, _MM_HINT_T1);
