@@ -17,6 +17,7 @@
 #include "output.h"
 #include "report.h"
 #include "storage.h"
+#include "tensor.h"
 
 enum { UNIT_COPY };
 enum { MAX_NAME = 512 };
@@ -161,6 +162,14 @@ static int plan_routers(struct convert *self)
     return code;
 }
 
+/* Experts of a model beside the model, which the reader passes over: under a config.json of another layout, bytes of
+ * the source's would be nobody's. */
+static int is_foreign_expert(const moe4_tensor *tensor)
+{
+    const char *found = strstr(tensor->name, "mtp.layers.");
+    return found && (strstr(found, ".experts.") || strstr(found, ".switch_mlp.")) && !tensor_is_float(tensor);
+}
+
 /* What is not an MXFP4 expert stays as it is; with --layers only what belongs to these.  Scales of activations have no
  * place in another layout. */
 static int plan_others(struct convert *self)
@@ -177,6 +186,10 @@ static int plan_others(struct convert *self)
             self->left_out = tensor->name;
             continue;
         }
+        if (!is_same_layout && is_foreign_expert(tensor))
+            return fail("%s: an expert of a model beside the model, %s in the source's layout: it cannot be converted; "
+                        "--layers leaves it out",
+                        tensor->name, tensor->dtype);
         code = plan_copy(self, tensor, tensor->name);
     }
     return code;
@@ -184,7 +197,7 @@ static int plan_others(struct convert *self)
 
 static int plan(struct convert *self)
 {
-    int code = check_layers(self);
+    int code = EXIT_OK;
     for (int32_t i = 0; !code && i < self->info.n_moe_layers; ++i) {
         int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
         char base[MAX_NAME];
@@ -209,6 +222,22 @@ static int produce(void *user, struct output *output, const struct output_unit *
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
+/* Of all layers that are wanted config.json can but say the same. */
+static int check_same(struct convert *self, const moe4_layer_config *said, int32_t n_hash_layers)
+{
+    for (int32_t i = 0; i < self->info.n_moe_layers; ++i) {
+        int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
+        const moe4_layer_config *config = NULL;
+        if (!layer_is_wanted(self, layer)) continue;
+        if (layer_open(self, layer, &config)) return EXIT_FAILED;
+        moe4_layer_config implied = *said;
+        if (layer < n_hash_layers) implied.routing.method = MOE4_ROUTING_HASH;
+        const char *what = layer_config_difference(config, &implied);
+        if (what) return fail("layer %d: %s would be lost: config.json has one for all layers", layer, what);
+    }
+    return EXIT_OK;
+}
+
 /* Of a source without one, or with one of other words. */
 static json_t *config_make(struct convert *self)
 {
@@ -217,15 +246,22 @@ static json_t *config_make(struct convert *self)
                                 .n_layers = self->info.n_model_layers,
                                 .n_extra_layers = self->info.n_extra_layers,
                                 .n_shared_experts = self->info.n_shared_experts};
-    const moe4_layer_config *config = NULL;
+    moe4_layer_config said = MOE4_LAYER_CONFIG_INIT; /* numbers alone: the reader of its layer is gone soon */
     for (int32_t i = 0; i < self->info.n_moe_layers; ++i) {
         int32_t layer = moe4_checkpoint_layer_number(self->checkpoint, i);
+        const moe4_layer_config *config = NULL;
         if (layer_open(self, layer, &config)) return NULL;
-        if (config->routing.method != MOE4_ROUTING_HASH) break;
-        facts.n_hash_layers = layer + 1;
-        facts.vocab_size = config->routing.vocab_size;
+        int is_hash = config->routing.method == MOE4_ROUTING_HASH;
+        if (is_hash) {
+            facts.n_hash_layers = layer + 1;
+            facts.vocab_size = config->routing.vocab_size;
+        }
+        if (!layer_is_wanted(self, layer)) continue;
+        said = *config;
+        if (!is_hash) break;
     }
-    facts.config = config;
+    if (check_same(self, &said, facts.n_hash_layers)) return NULL;
+    facts.config = &said;
     for (int64_t i = 0; i < moe4_tensors_count(self->tensors); ++i) {
         const moe4_tensor *tensor = moe4_tensors_get(self->tensors, i);
         if (moe4_checkpoint_role(self->checkpoint, tensor, NULL) == MOE4_ROLE_ROUTER)
@@ -238,6 +274,7 @@ static int config_read(struct convert *self)
 {
     int is_renamed = is_layout_of_own(self->info.layout) || self->to == STORAGE_ORIGINAL;
     if (!self->info.n_moe_layers) return fail("%s: no MoE layer that can be read", self->source);
+    if (check_layers(self)) return EXIT_FAILED;
     if (is_renamed) {
         self->model = known_model_find(self->info.family);
         if (!self->model)
@@ -311,7 +348,7 @@ static int describe(struct convert *self)
         used += snprintf(what + used, sizeof what - (size_t)used, " %lld", (long long)self->layers.values[i]);
     snprintf(self->contents, sizeof self->contents,
              self->layers.count || self->model || self->to >= STORAGE_GGUF ? "MoE layers only" : "whole checkpoint");
-    int code = output_begin(&self->output, what, self->tensors);
+    int code = output_begin(&self->output, what, self->source, self->tensors);
     output_note(&self->output, "moe4.contents", self->contents);
     output_note(&self->output, "format", "pt");
     return code;

@@ -193,7 +193,7 @@ static int quantize_run(struct quantize *self)
     if (moe4_tensors_open(self->context, self->source, &self->tensors) != MOE4_OK) return fail_library(self->context);
     int code = dense_layers_find(self->context, self->source_config, self->tensors, &self->encoder, &self->layers);
     snprintf(what, sizeof what, "quantize to %s by %s", storage_words[self->to], rule_words[self->rule]);
-    if (!code) code = output_begin(&self->output, what, self->tensors);
+    if (!code) code = output_begin(&self->output, what, self->source, self->tensors);
     if (!code) code = is_folder ? write_folder(self) : write_gguf(self);
     if (!code) report(self);
     return code;

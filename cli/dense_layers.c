@@ -12,11 +12,6 @@ enum { GATE_UP, DOWN };
 
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
-static int is_float(const moe4_tensor *tensor)
-{
-    return !strcmp(tensor->dtype, "BF16") || !strcmp(tensor->dtype, "F16") || !strcmp(tensor->dtype, "F32");
-}
-
 int dense_layers_have(const moe4_tensor *tensor)
 {
     return dense_parse(tensor->name).kind != DENSE_NONE;
@@ -81,7 +76,7 @@ static int add_tensor(struct dense_layers *self, const moe4_tensor *tensor, int3
 {
     struct dense_name name = dense_parse(tensor->name);
     if (name.kind == DENSE_NONE) return EXIT_OK;
-    if (!is_float(tensor))
+    if (!tensor_is_float(tensor))
         return fail("%s: dtype %s, expected BF16, F16 or F32: it is quantised already", tensor->name, tensor->dtype);
     if (name.layer < 0) return fail("%s: of which layer its name does not say", tensor->name);
     struct dense_layer *layer = layer_at(self, name.layer + (name.is_extra ? n_model_layers : 0));

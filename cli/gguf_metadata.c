@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "command.h"
+#include "gguf_output.h"
 #include "memory.h"
 #include "message.h"
 #include "words.h"
@@ -101,12 +102,42 @@ static void put_activation(struct gguf_metadata *metadata, const moe4_layer_conf
     if (config->beta.presence != MOE4_ABSENT) put_real(metadata, "activation.situ_linear_beta", config->beta.value);
 }
 
+/* What the architecture's name says of activations. */
+static void imply_activation(struct gguf_metadata *metadata)
+{
+    moe4_layer_config *implied = &metadata->implied;
+    if (!strcmp(metadata->architecture, "gpt-oss")) {
+        implied->activation = MOE4_ACTIVATION_SWIGLU_OAI;
+        implied->alpha = (moe4_param){MOE4_SAME, 1.702f, NULL};
+        implied->beta = (moe4_param){MOE4_SAME, 1.0f, NULL};
+        implied->limit = (moe4_param){MOE4_SAME, 7.0f, NULL};
+    } else if (implied->activation != MOE4_ACTIVATION_SITU) {
+        implied->activation = MOE4_ACTIVATION_SILU;
+        implied->alpha = implied->beta = (moe4_param){.presence = MOE4_ABSENT};
+    }
+}
+
+/* As layers are read again when all is written, but before anything is. */
+static int check_implied(const struct gguf_metadata *metadata, const moe4_layer_config *config, int32_t layer)
+{
+    moe4_layer_config implied = metadata->implied;
+    uint32_t normalised[2];
+    if (implied.activation == MOE4_ACTIVATION_SILU && layer < metadata->n_layers) implied.limit = config->limit;
+    if (gating_of(config->routing.method, &normalised[0]) == gating_of(implied.routing.method, &normalised[1]) &&
+        normalised[0] == normalised[1])
+        implied.routing.method = config->routing.method;
+    const char *what = layer_config_difference(config, &implied);
+    if (!what) return EXIT_OK;
+    return fail("layer %d: %s would be lost: GGUF's %s implies another", layer, what, metadata->architecture);
+}
+
 int gguf_metadata_begin(struct gguf_metadata *metadata, const moe4_checkpoint_info *info,
                         const moe4_layer_config *config)
 {
-    *metadata = (struct gguf_metadata){.architecture = gguf_architecture(info->family)};
+    *metadata = (struct gguf_metadata){.architecture = gguf_architecture(info->family), .implied = *config};
     if (!metadata->architecture)
         return fail("model %s: GGUF has no architecture for it that is known here", info->family);
+    imply_activation(metadata);
     metadata->n_layers = info->n_model_layers + info->n_extra_layers;
     gguf_metadata_text(metadata, "general.architecture", metadata->architecture);
     gguf_metadata_text(metadata, "general.name", info->family);
@@ -129,10 +160,10 @@ int gguf_metadata_begin(struct gguf_metadata *metadata, const moe4_checkpoint_in
 int gguf_metadata_layer(struct gguf_metadata *metadata, const moe4_layer_config *config, int32_t layer)
 {
     int has_limit = config->activation == MOE4_ACTIVATION_SILU && config->limit.presence != MOE4_ABSENT;
-    int code = EXIT_OK;
+    int code = check_implied(metadata, config, layer);
     if (config->routing.method == MOE4_ROUTING_HASH && layer >= metadata->n_hash_layers)
         metadata->n_hash_layers = layer + 1;
-    if (has_limit && !metadata->limits)
+    if (!code && has_limit && !metadata->limits)
         code = allocate(&metadata->limits, metadata->n_layers, sizeof *metadata->limits, "limits");
     if (!code && has_limit && layer < metadata->n_layers) metadata->limits[layer] = config->limit.value;
     return code;

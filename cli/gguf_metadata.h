@@ -13,6 +13,7 @@ struct gguf_metadata {
     char keys[GGUF_MAX_VALUES][64];
     float *limits; /* one a layer of the model; NULL = no layer has one */
     int32_t n_layers, n_hash_layers;
+    moe4_layer_config implied; /* a layer as its reader will have it, but for what is of one layer alone */
 };
 
 /* general.architecture of a model; NULL if none is known. */
@@ -21,7 +22,7 @@ const char *gguf_architecture(const char *family);
 /* Begins with what holds for all layers, taken from one of them. */
 int gguf_metadata_begin(struct gguf_metadata *metadata, const moe4_checkpoint_info *info,
                         const moe4_layer_config *config);
-/* What is of one layer alone: call it for each, then end. */
+/* What is of one layer alone: call it for each, then end.  Refuses a layer that differs in what holds for all. */
 int gguf_metadata_layer(struct gguf_metadata *metadata, const moe4_layer_config *config, int32_t layer);
 void gguf_metadata_end(struct gguf_metadata *metadata);
 

@@ -277,6 +277,7 @@ const char *layer_config_difference(const moe4_layer_config *a, const moe4_layer
         return "its expert groups";
     if (scaling_of(&a->routing) != scaling_of(&b->routing)) return "its scaling factor";
     if (a->hidden_size != b->hidden_size || a->intermediate_size != b->intermediate_size) return "its sizes";
+    if (a->n_experts != b->n_experts) return "its number of experts";
     return NULL;
 }
 

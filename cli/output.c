@@ -40,9 +40,16 @@ int output_check_apart(const char *source, const char *folder)
     return fail("%s: is %s itself; another folder is wanted", folder, source);
 }
 
-int output_begin(struct output *output, const char *what, const moe4_tensors *source)
+static long long time_of(const struct stat *about)
+{
+    return (long long)about->st_mtim.tv_sec * 1000000000 + about->st_mtim.tv_nsec;
+}
+
+int output_begin(struct output *output, const char *what, const char *path, const moe4_tensors *source)
 {
     const char *last = NULL;
+    char name[PATH_MAX];
+    struct stat config;
     long long bytes = 0, newest = 0;
     for (int64_t i = 0; i < moe4_tensors_count(source); ++i) {
         const moe4_tensor *tensor = moe4_tensors_get(source, i);
@@ -51,12 +58,13 @@ int output_begin(struct output *output, const char *what, const moe4_tensors *so
         if (last && !strcmp(last, tensor->file)) continue;
         last = tensor->file;
         if (stat(last, &about)) return fail("%s: %s", last, strerror(errno));
-        long long time = (long long)about.st_mtim.tv_sec * 1000000000 + about.st_mtim.tv_nsec;
-        newest = time > newest ? time : newest;
+        newest = time_of(&about) > newest ? time_of(&about) : newest;
     }
-    snprintf(output->job, sizeof output->job, "%s, shards of %lld bytes, of %.600s: %lld tensors, %lld bytes, %lld",
-             what, (long long)output->shard_bytes, last ? last : "nothing", (long long)moe4_tensors_count(source),
-             bytes, newest);
+    int has_config = snprintf(name, sizeof name, "%s/config.json", path) < (int)sizeof name && !stat(name, &config);
+    snprintf(output->job, sizeof output->job,
+             "%s, shards of %lld bytes, of %.600s: %lld tensors, %lld bytes, %lld, config.json %lld bytes, %lld", what,
+             (long long)output->shard_bytes, last ? last : "nothing", (long long)moe4_tensors_count(source), bytes,
+             newest, has_config ? (long long)config.st_size : 0, has_config ? time_of(&config) : 0);
     output_note(output, "moe4.job", output->job);
     return EXIT_OK;
 }

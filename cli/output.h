@@ -40,8 +40,9 @@ struct output {
 /* Refuses to write a folder into itself: an interrupted run would leave neither the source nor the result. */
 int output_check_apart(const char *source, const char *folder);
 
-/* Begins a job's description with `what` and what identifies the source: place, sizes, modification times. */
-int output_begin(struct output *output, const char *what, const moe4_tensors *source);
+/* Begins a job's description with `what` and what identifies the source: place, sizes, modification times; of the
+ * folder `path` also its config.json. */
+int output_begin(struct output *output, const char *what, const char *path, const moe4_tensors *source);
 
 /* A pair of metadata for every shard; the strings are not copied. */
 void output_note(struct output *output, const char *key, const char *value);

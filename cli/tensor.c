@@ -35,6 +35,11 @@ size_t dtype_bytes(moe4_dtype dtype)
     return dtypes[dtype].bytes;
 }
 
+int tensor_is_float(const moe4_tensor *tensor)
+{
+    return !strcmp(tensor->dtype, "BF16") || !strcmp(tensor->dtype, "F16") || !strcmp(tensor->dtype, "F32");
+}
+
 struct shape_text shape_show(int32_t rank, const int64_t *shape)
 {
     struct shape_text result = {"["};

@@ -11,6 +11,9 @@ moe4_dtype dtype_named(const char *word);
 /* Bytes of one element. */
 size_t dtype_bytes(moe4_dtype dtype);
 
+/* Whether a tensor's values are bf16, f16 or f32. */
+int tensor_is_float(const moe4_tensor *tensor);
+
 /* "[17, 64]" */
 struct shape_text {
     char text[128];

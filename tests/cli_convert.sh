@@ -156,7 +156,35 @@ cp -r "$model" "$work/limit"
 sed 's/"swiglu_limit": 7.0/"swiglu_limit": 5.0/' "$model/config.json" >"$work/limit/config.json"
 expect 1 convert "$work/limit" "$work/x.gguf" --to gguf
 says "$err" "the activation's limit would be lost"
+# Refused before the first byte: where no file may have one, this is still what is said.
+(ulimit -f 0 && exec "$command" convert "$work/limit" "$work/x.gguf" --to gguf) 2>&1 | cat >"$err"
+says "$err" "the activation's limit would be lost"
 [ -z "$(ls "$work" | grep 'x.*gguf')" ] || die "a refusal left $(ls "$work")"
+
+# Limits that differ by layer, which GGUF has and config.json has not: refused before a folder is made.
+cp "$work/ds.gguf" "$work/limits.gguf"
+key=swiglu_clamp_exp # its value: types of the array and its elements, their number, then layer 0's
+at=$(LC_ALL=C grep -abo $key "$work/limits.gguf" | head -1 | cut -d: -f1)
+printf '\000\000\240\100' | dd of="$work/limits.gguf" bs=1 seek=$((at + ${#key} + 16 + 4)) conv=notrunc 2>"$err"
+expect 1 convert "$work/limits.gguf" "$work/x" --to deepseek-v4
+says "$err" "the activation's limit would be lost: config.json has one for all layers"
+[ ! -e "$work/x" ] || die "a refusal left $work/x"
+expect 0 convert "$work/limits.gguf" "$work/one_limit" --to deepseek-v4 --layers 1
+says "$work/one_limit/config.json" '"swiglu_limit": 5.0'
+expect 0 convert "$work/limits.gguf" "$work/limits_too.gguf" --to gguf-fused
+same_output "$work/limits.gguf" "$work/limits_too.gguf"
+
+# Experts of a model beside the model cannot be converted; within their layout they are copied.
+mkdir "$work/beside"
+LC_ALL=C sed 's/model\.layers\.2\.mlp/mtp.layers.0000.mm/g' "$work/q/model.safetensors" >"$work/beside/model.safetensors"
+sed 's/"num_hidden_layers": 3/"num_hidden_layers": 2/' "$work/q/config.json" >"$work/beside/config.json"
+expect 1 convert "$work/beside" "$work/x" --to mlx
+says "$err" "mtp.layers.0000.mm.experts."
+says "$err" "an expert of a model beside the model, U8 in the source's layout: it cannot be converted"
+[ ! -e "$work/x" ] || die "a refusal left $work/x"
+expect 0 convert "$work/beside" "$work/beside_same" --to compressed-tensors
+same "$work/beside" "$work/beside_same"
+expect 0 convert "$work/beside" "$work/beside_mlx" --to mlx --layers 0,1
 
 # Some layers alone: part of a model, and it says so.
 expect 0 convert "$model" "$work/part" --to compressed-tensors --layers 1 --json
@@ -203,6 +231,15 @@ rm "$work/ct/config.json"
 cut=$(echo "$work/ct/model-00002-of-"*)
 head -c 9000 "$cut" >"$work/cut" && cp "$work/cut" "$cut"
 expect 1 convert "$model" "$work/ct" --to compressed-tensors --shard-bytes 50000
+says "$err" "is there, but not of this job"
+
+# Nor is one that was made of another config.json, be it of the same size.
+rm -rf "$work/ct" "$work/edited"
+cp -r "$model" "$work/edited"
+expect 0 convert "$work/edited" "$work/ct" --to compressed-tensors
+rm "$work/ct/config.json"
+touch -d '2001-01-01' "$work/edited/config.json"
+expect 1 convert "$work/edited" "$work/ct" --to compressed-tensors
 says "$err" "is there, but not of this job"
 
 # A full disk leaves no half-written file.
