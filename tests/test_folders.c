@@ -115,6 +115,27 @@ static void test_folder_with_index(void **state)
     }
 }
 
+/* A shard that came only in part, at every length: its own name, the tensor, where it should end and where the file
+ * does. */
+static void test_shard_in_part(void **state)
+{
+    struct fixture *fixture = *state;
+    moe4_tensors *tensors;
+    char message[96];
+    write_index(fixture, MAP("\"a\":\"1.safetensors\",\"b\":\"2.safetensors\""));
+    write_shard(fixture, "1.safetensors", TENSOR("a"), 4);
+    for (int n = 0; n < 4; n++) {
+        write_shard(fixture, "2.safetensors", TENSOR("b"), (size_t)n);
+        snprintf(message, sizeof message, "2.safetensors: tensor \"b\": data ends at 4, but the file has %d", n);
+        assert_refused(&fixture->test, moe4_tensors_open(&fixture->test.context, fixture->scratch.folder, &tensors),
+                       MOE4_EFORMAT, message);
+        assert_null(tensors);
+    }
+    scratch_write(&fixture->scratch, "2.safetensors", TENSOR("b"), 20); /* not even all of the header's length */
+    assert_refused(&fixture->test, moe4_tensors_open(&fixture->test.context, fixture->scratch.folder, &tensors),
+                   MOE4_EFORMAT, "2.safetensors: header of");
+}
+
 /* ---- Many tensors, little memory --------------------------------------------------------------------------------- */
 
 static void test_many_tensors(void **state)
@@ -184,10 +205,8 @@ static void test_failing_allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FILE_TEST(test_folder_without_index),
-        FILE_TEST(test_folder_with_index),
-        FILE_TEST(test_many_tensors),
-        FILE_TEST(test_failing_allocations),
+        FILE_TEST(test_folder_without_index), FILE_TEST(test_folder_with_index),   FILE_TEST(test_shard_in_part),
+        FILE_TEST(test_many_tensors),         FILE_TEST(test_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,6 +112,55 @@ static void test_what_follows_the_last_scale(void **state)
     buffers_release(&buffers);
 }
 
+/* ---- Where weights begin ---- */
+
+static const void *copy_to(struct buffers *buffers, const void *from, int64_t n_bytes, int offset)
+{
+    char *place = buffers_allocate(buffers, (size_t)n_bytes + 8);
+    memcpy(place + offset, from, (size_t)n_bytes);
+    return place + offset;
+}
+
+/* The same matrix, its arrays at three different places within a word. */
+static moe4_matrix matrix_at(struct buffers *buffers, const moe4_matrix *matrix, int64_t rows, int64_t K, int offset)
+{
+    const int64_t bias_bytes = rows * (matrix->bias_dtype == MOE4_DTYPE_F32 ? 4 : 2);
+    moe4_matrix moved = *matrix;
+    moved.codes = copy_to(buffers, matrix->codes, rows * K / 2, offset);
+    moved.scales = copy_to(buffers, matrix->scales, rows * K / 32, (offset + 3) % 8);
+    moved.bias = copy_to(buffers, matrix->bias, bias_bytes, (offset + 6) % 8);
+    return moved;
+}
+
+/* As in a file that is mapped, whose tensors begin anywhere. */
+static void test_weights_at_any_byte(void **state)
+{
+    (void)state;
+    enum { H = 96, I = 160, L = 3 };
+    for (int32_t i = 0; i < n_levels * 8; i++) {
+        struct buffers buffers = {BUFFERS_PLAIN, NULL};
+        moe4_layer_config config = layer_config(H, I, L, 2);
+        struct weight_plan weights = {
+            .biases = BIAS_BOTH, .bias_dtype = i % 2 ? MOE4_DTYPE_F32 : MOE4_DTYPE_BF16, .seed = 4};
+        moe4_expert *experts = weights_create(&buffers, &config, &weights), moved[L];
+        for (int l = 0; l < L; l++) {
+            moved[l].gate_up = matrix_at(&buffers, &experts[l].gate_up, 2 * I, H, i % 8);
+            moved[l].down = matrix_at(&buffers, &experts[l].down, H, I, (i + 5) % 8);
+        }
+        moe4_context *context = context_open(levels[i / 8], 2);
+        moe4_layer *layer = layer_open(context, &config, experts), *other = layer_open(context, &config, moved);
+        struct call first = call_create(&buffers, &config, &(struct call_plan){.n_tokens = 9});
+        struct call again = call_create(&buffers, &config, &(struct call_plan){.n_tokens = 9});
+        call_must_run(&buffers, context, layer, &first);
+        call_must_run(&buffers, context, other, &again);
+        call_compare(&first, &again);
+        moe4_layer_destroy(other);
+        moe4_layer_destroy(layer);
+        moe4_context_destroy(context);
+        buffers_release(&buffers);
+    }
+}
+
 /* ---- Experts that nobody chose ---- */
 
 static void *page_allocate(void *user, size_t bytes, size_t alignment)
@@ -243,6 +292,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_poisoned_workspace_and_outputs),
         cmocka_unit_test(test_what_follows_the_last_scale),
+        cmocka_unit_test(test_weights_at_any_byte),
         cmocka_unit_test(test_experts_nobody_chose_are_not_read),
         cmocka_unit_test(test_source_weights_are_copied),
         cmocka_unit_test(test_rows_far_apart),

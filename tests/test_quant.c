@@ -18,7 +18,8 @@
 #include "moe4/quant.h"
 
 static const double magnitudes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-static const moe4_scale_rule rules[3] = {MOE4_SCALE_FLOOR, MOE4_SCALE_EVEN, MOE4_SCALE_CEIL};
+/* MSE is the last: it has no scale by definition of amax alone. */
+static const moe4_scale_rule rules[4] = {MOE4_SCALE_FLOOR, MOE4_SCALE_EVEN, MOE4_SCALE_CEIL, MOE4_SCALE_MSE};
 
 static float from_bits(uint32_t bits)
 {
@@ -196,11 +197,11 @@ static void test_extreme_maxima(void **state)
                                    FLT_MAX};
     (void)state;
     for (size_t m = 0; m < sizeof maxima / sizeof *maxima; m++)
-        for (int r = 0; r < 3; r++) {
+        for (int r = 0; r < 4; r++) {
             uint8_t codes[16], scale;
             float x[32] = {0}, back[32];
             for (int i = 0; i < 32; i++) x[i] = ldexpf(maxima[m], -i / 4) * (i % 2 ? -1.0f : 1.0f);
-            check_block(x, rules[r]);
+            if (r < 3) check_block(x, rules[r]);
             moe4_mxfp4_quantize(x, 1, rules[r], codes, &scale);
             assert_true(scale <= 252);
             moe4_mxfp4_dequantize(codes, &scale, 1, back);
@@ -211,7 +212,7 @@ static void test_extreme_maxima(void **state)
 static void test_zero_blocks(void **state)
 {
     (void)state;
-    for (int r = 0; r < 3; r++) {
+    for (int r = 0; r < 4; r++) {
         uint8_t codes[16], scale = 9;
         float x[32] = {0};
         x[3] = -0.0f;
@@ -230,13 +231,13 @@ static void test_not_finite(void **state)
 {
     const float bad[] = {INFINITY, -INFINITY, NAN, from_bits(0xFF800001), from_bits(0x7FFFFFFF), from_bits(0x7F800001)};
     (void)state;
-    for (size_t b = 0; b < sizeof bad / sizeof *bad; b++)
+    for (size_t b = 0; b < 4 * (sizeof bad / sizeof *bad); b++)
         for (int position = 0; position < 32; position += 31) {
             uint8_t codes[3 * 16], scales[3];
             float x[3 * 32], back[3 * 32];
             for (int i = 0; i < 3 * 32; i++) x[i] = 1.0f;
-            x[32 + position] = bad[b];
-            moe4_mxfp4_quantize(x, 3, MOE4_SCALE_EVEN, codes, scales);
+            x[32 + position] = bad[b / 4];
+            moe4_mxfp4_quantize(x, 3, rules[b % 4], codes, scales);
             assert_int_equal(scales[0], 125);
             assert_int_equal(scales[1], 255);
             assert_int_equal(scales[2], 125);
