@@ -12,14 +12,15 @@ json shape=oss20b tokens backend=cpu activation_dtype=bf16 threads=2 kernel isa 
 [ "$(wc -l <"$out")" -eq 2 ] || die "not a line a point:"
 says "$out" '"tokens":3,'
 
-# The floor is that of the CPUs, however many threads take turns on them.
+# The floor is that of the CPUs, however many threads take turns on them (on few CPUs: a busy machine measures one rate
+# twice as differently).
 rate() {
     # shellcheck disable=SC2086
     expect 0 bench --experts 8 --tokens 1 --json "$@" $small
     sed -n 's/.*"rate_gflops_measured":\([0-9]*\).*/\1/p' "$out"
 }
 all=$(rate) many=$(rate --threads 200)
-[ "$many" -lt "$((2 * all))" ] || die "200 threads multiply at $many GFLOP/s, as many as there are CPUs at $all:"
+[ "$many" -lt "$((5 * all))" ] || die "200 threads multiply at $many GFLOP/s, as many as there are CPUs at $all:"
 
 i=0
 for shape in oss120b dsv3 v4flash k3; do

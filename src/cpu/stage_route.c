@@ -17,7 +17,7 @@ size_t route_stage_scratch_bytes(const struct moe4_layer *layer)
 {
     if (!layer->router.method) return 0;
     const size_t widened = BATCH_TOKENS * (size_t)layer->router_size * sizeof(float);
-    const size_t route = route_scratch_bytes(&layer->router) + 64;
+    const size_t route = route_scratch_bytes(&layer->router);
     return widened > route ? widened : route;
 }
 
