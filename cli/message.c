@@ -14,10 +14,12 @@ void message_set_verb(const char *verb)
 
 static void message_print(const char *format, va_list arguments)
 {
-    fflush(stdout); /* so that results and messages keep their order on a terminal */
+    fflush(stdout);    /* so that results and messages keep their order on a terminal */
+    flockfile(stderr); /* threads fail line by line */
     fprintf(stderr, current_verb ? "moe4 %s: " : "moe4: ", current_verb);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
+    funlockfile(stderr);
 }
 
 int fail(const char *format, ...)
