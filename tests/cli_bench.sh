@@ -12,8 +12,8 @@ json shape=oss20b tokens backend=cpu activation_dtype=bf16 threads=2 kernel isa 
 [ "$(wc -l <"$out")" -eq 2 ] || die "not a line a point:"
 says "$out" '"tokens":3,'
 
-# The floor is that of the CPUs, however many threads take turns on them (on few CPUs: a busy machine measures one rate
-# twice as differently).
+# The floor is that of the CPUs, however many threads take turns on them.  Rates of a busy machine differ by a factor of
+# two, so that this can fail only where CPUs are few.
 rate() {
     # shellcheck disable=SC2086
     expect 0 bench --experts 8 --tokens 1 --json "$@" $small
