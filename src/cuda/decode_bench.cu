@@ -86,10 +86,11 @@ __device__ __forceinline__ void decode_bf16_shared_word(uint32_t word, uint32_t 
 
 __device__ __forceinline__ void decode_bf16_shared(uint4 codes, uint32_t scales, uint32_t (&a)[16])
 {
-    decode_bf16_shared_word(codes.x, scale_pair<0>(scales), a);
-    decode_bf16_shared_word(codes.y, scale_pair<1>(scales), a + 4);
-    decode_bf16_shared_word(codes.z, scale_pair<2>(scales), a + 8);
-    decode_bf16_shared_word(codes.w, scale_pair<3>(scales), a + 12);
+    const step_factors factors = factors_of(scales);
+    decode_bf16_shared_word(codes.x, half_twice<0>(factors.lower), a);
+    decode_bf16_shared_word(codes.y, half_twice<0>(factors.upper), a + 4);
+    decode_bf16_shared_word(codes.z, half_twice<1>(factors.lower), a + 8);
+    decode_bf16_shared_word(codes.w, half_twice<1>(factors.upper), a + 12);
 }
 
 enum variant { BF16, E4M3, E5M2, E5M2_FROM_BF16, BF16_FROM_FP8, N_VARIANTS };

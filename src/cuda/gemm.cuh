@@ -246,7 +246,7 @@ static __device__ __forceinline__ void decode_group(uint32_t weights, uint32_t (
 }
 
 template <int N>
-static __device__ __forceinline__ void multiply_group(float (&d)[N / 2], uint32_t (&a)[width<N>::group][16], uint32_t b)
+static __device__ __forceinline__ void multiply_group(float (&d)[N / 2], uint32_t (&a)[width<N>::group][16], uint64_t b)
 {
 #pragma unroll
     for (int i = 0; i < width<N>::group * 16; i++) asm volatile("" : "+r"(a[i / 16][i % 16])); /* decoded by now */
@@ -281,7 +281,7 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const gem
     decode_group<N>(own + at.stage * STAGE_BYTES, a[0]);
     for (int n = 0; n < n_stages; n++) {
         const uint32_t weights = own + at.stage * STAGE_BYTES, empty = ring.empty + at.stage * 8;
-        const uint32_t b = wgmma_operand(ring.stages + at.stage * STAGE_BYTES);
+        const uint64_t b = wgmma_operand(ring.stages + at.stage * STAGE_BYTES);
 #pragma unroll
         for (int i = 0; i < groups; i++) {
             multiply_group<N>(d, a[i % 2], b + i * W::group * (W::x_bytes / 16));

@@ -204,8 +204,7 @@ static __device__ __forceinline__ void multiply_quarter(float (&d)[4], const pac
     const uint32_t words[4] = {packed.codes.x, packed.codes.y, packed.codes.z, packed.codes.w};
     const uint4 &b = tokens.halves[quarter / 2];
     uint32_t a[4];
-    decode_word(words[quarter], scale_pair<quarter / 2 * 2>(packed.scales),
-                scale_pair<quarter / 2 * 2 + 1>(packed.scales), a);
+    decode_word<quarter / 2>(words[quarter], factors_of(packed.scales), a);
     mma(d, a, quarter % 2 ? b.z : b.x, quarter % 2 ? b.w : b.y);
 }
 
