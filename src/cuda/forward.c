@@ -206,6 +206,7 @@ static int quantize_x(const struct cuda_forward *f)
 {
     const struct quantize_call call = {
         .T = f->T,
+        .max_rows = f->T.n_tokens,
         .x = x_of(f),
         .dtype = f->batch->x_dtype,
         .ldx = f->batch->ldx,
@@ -223,6 +224,7 @@ static int quantize_stage(const struct cuda_forward *f)
     if (!is_mxfp8(f)) return 0;
     const struct quantize_call call = {.T = f->T,
                                        .n_rows = f->numbers + N_ROWS,
+                                       .max_rows = (int64_t)f->T.n_tokens * f->A,
                                        .x = f->intermediate,
                                        .dtype = MOE4_DTYPE_BF16,
                                        .ldx = f->layer->I,

@@ -231,6 +231,7 @@ int convert_rows(const struct convert_call *call, cuda_stream stream);
 struct quantize_call {
     struct token_count T;
     const int32_t *n_rows; /* NULL = T */
+    int64_t max_rows;
     const void *x;
     moe4_dtype dtype; /* F8_E4M3: codes, with x_scale; else values to quantise */
     int64_t ldx, columns;
