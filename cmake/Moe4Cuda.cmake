@@ -21,15 +21,15 @@ cmake_path(GET cuda_root PARENT_PATH cuda_root)
 find_library(MOE4_CUDART cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/lib REQUIRED)
 mark_as_advanced(MOE4_CUDART)
 
-# gemm, stream and fp8 are for Hopper alone; everything else runs on all GPUs from sm_80 on, those to come by way of PTX.
+# gemm, resident, stream and fp8 are for Hopper alone; everything else runs on all GPUs from sm_80 on, those to come by way of PTX.
 set(for_hopper -gencode arch=compute_90a,code=sm_90a)
 set(for_all -gencode arch=compute_80,code=sm_80 ${for_hopper} -gencode arch=compute_90,code=compute_90)
 set(cuda_objects)
-foreach(name combine exact fp8 fp8_exact fp8_rows gemm gemm_mma group pack quantize route rows stream)
+foreach(name combine exact fp8 fp8_exact fp8_rows gemm gemm_mma group pack quantize resident route rows stream)
     set(source ${PROJECT_SOURCE_DIR}/src/cuda/${name}.cu)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     set(targets ${for_all})
-    if(name MATCHES "^(gemm|stream|fp8.*)$")
+    if(name MATCHES "^(gemm|resident|stream|fp8.*)$")
         set(targets ${for_hopper})
     endif()
     add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM COMMENT "nvcc ${name}.cu"
@@ -45,7 +45,7 @@ target_link_libraries(moe4_cuda PUBLIC ${MOE4_CUDART} ${CMAKE_DL_LIBS} rt Thread
 
 target_sources(moe4_objects PRIVATE
     src/cuda/backend.c src/cuda/device.c src/cuda/fill.c src/cuda/forward.c src/cuda/forward_fp8.c
-    src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c src/cuda/upload.c src/cuda/workspace.c)
+    src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c src/cuda/tiling.c src/cuda/upload.c src/cuda/workspace.c)
 target_compile_definitions(moe4_objects PRIVATE MOE4_HAS_CUDA)
 target_include_directories(moe4_objects SYSTEM PRIVATE ${cuda_root}/include)
 target_link_libraries(moe4_objects PUBLIC moe4_cuda)

@@ -54,6 +54,45 @@ static void tiles_hold_all_rows(void **unused)
     }
 }
 
+/* x and the rings lie within the shared memory that is asked for, and rows that do not fit have no stages. */
+static void resident_x_fits(void **unused)
+{
+    (void)unused;
+    int n_fit = 0;
+    for (int32_t n_steps = 1; n_steps < 400; n_steps++)
+        for (int32_t rows = 1; rows <= MAX_TOKENS; rows++) {
+            const int32_t steps = resident_steps(n_steps), n = resident_stages(n_steps, rows);
+            const int32_t x_bytes = resident_x_bytes(n_steps, (rows + 7) / 8 * 8);
+            assert_true(n == 0 || (n >= RESIDENT_LEAST_STAGES && n <= RESIDENT_STAGES && rows <= RESIDENT_ROWS));
+            assert_true(x_bytes >= n_steps * 128 * rows && x_bytes % 1024 == 0);
+            if (n) assert_true(1024 + x_bytes + n * RESIDENT_TEAMS * steps * CUDA_STEP_BYTES <= RESIDENT_SHARED_BYTES);
+            n_fit += n > 0;
+        }
+    assert_true(n_fit > 1000);
+}
+
+static void kernels_by_rows(void **unused)
+{
+    (void)unused;
+    static const struct {
+        int32_t mean, gate_up_steps, down_steps, rows;
+    } cases[] = {
+        {1, 45, 45, STREAM_ROWS},
+        {5, 45, 45, STREAM_ROWS},
+        {6, 45, 45, 16},
+        {16, 45, 45, RESIDENT_ROWS},
+        {18, 45, 45, NARROW_TOKENS},
+        {64, 45, 45, MAX_TOKENS},
+        {2, 112, 32, STREAM_ROWS},
+        {4, 112, 32, NARROW_TOKENS}, /* x of 8 rows of 7168 fits, twice that does not */
+        {10, 56, 48, 16},
+        {11, 56, 48, NARROW_TOKENS},
+        {1, 1000, 45, NARROW_TOKENS},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(choose_tile_rows(cases[i].mean, cases[i].gate_up_steps, cases[i].down_steps), cases[i].rows);
+}
+
 /* ---- Chunks ---- */
 
 static moe4_layer some_layer(void)
@@ -114,6 +153,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(levels_by_gpu),
         cmocka_unit_test(tiles_hold_all_rows),
+        cmocka_unit_test(resident_x_fits),
+        cmocka_unit_test(kernels_by_rows),
         cmocka_unit_test(chunks_bound_the_workspace),
         cmocka_unit_test(arrays_do_not_overlap),
     };

@@ -97,7 +97,8 @@ static void cuda_clear_faults(struct moe4_context *context)
 
 /* ---- Tuning ------------------------------------------------------------------------------------------------------ */
 
-static const moe4_tactic cuda_tactics[] = {{0, 0}, {STREAM_ROWS, 0}, {MAX_TOKENS, 0}, {128, 0}, {96, 0}, {64, 0}};
+static const moe4_tactic cuda_tactics[] = {
+    {0, 0}, {STREAM_ROWS, 0}, {16, 0}, {RESIDENT_ROWS, 0}, {NARROW_TOKENS, 0}, {MAX_TOKENS, 0}};
 
 static int cuda_tactic_is_valid(const moe4_tactic *tactic)
 {

@@ -1,7 +1,9 @@
 #include "cuda/forward_state.h"
 
+#include "base/checked.h"
 #include "context.h"
 #include "cuda/device.h"
+#include "cuda/tiling.h"
 #include "tuning.h"
 
 static void place(struct cuda_forward *f)
@@ -49,29 +51,25 @@ static void *slots_at(void *array, int64_t first)
 
 /* ---- Which kernels ----------------------------------------------------------------------------------------------- */
 
-/* Whether the streaming GEMM takes this layer: how many buffers of x it has room for. */
-static int32_t stream_room(const struct cuda_forward *f)
+static int32_t best_tile_rows(const struct cuda_forward *f)
 {
-    const int32_t gate_up = stream_buffers(f->prepared->gate_up.n_steps);
-    const int32_t down = stream_buffers(f->prepared->down.n_steps);
-    if (f->prepared->is_fp8 || !f->prepared->level->gemm_stream) return 0;
-    return gate_up < down ? gate_up : down;
+    if (f->prepared->is_fp8 || !f->prepared->level->gemm_stream) return MAX_TOKENS;
+    const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
+    return choose_tile_rows((int32_t)mean, f->prepared->gate_up.n_steps, f->prepared->down.n_steps);
 }
 
-/* Where experts have few rows, decoding their weights is all the work, and the streaming GEMM is best at that; with
- * more, its tiles of 8 rows would decode them too often, and waiting for x costs more where it has a single buffer. */
-static int has_few_rows(const struct cuda_forward *f, int32_t buffers)
+static int is_streamed(const struct cuda_forward *f)
 {
-    return f->plan.chunk_tokens * f->A <= (int64_t)f->layer->L * (buffers == 2 ? 5 : 2);
+    return !f->prepared->is_fp8 && f->prepared->level->gemm_stream && f->tile_rows == STREAM_ROWS &&
+           stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
 }
 
 /* By what was measured (moe4_tune), else by rules that are good everywhere. */
 static void choose_kernels(struct cuda_forward *f)
 {
     const int32_t rows = tuning_find(f->context, f->layer, f->batch->compute, f->batch->n_tokens, f->A).tile_tokens;
-    const int32_t buffers = stream_room(f);
-    f->is_streamed = buffers && (rows ? rows == STREAM_ROWS : has_few_rows(f, buffers));
-    f->tile_rows = f->is_streamed ? STREAM_ROWS : rows ? rows : MAX_TOKENS;
+    f->tile_rows = rows ? rows : best_tile_rows(f);
+    f->is_streamed = is_streamed(f);
     f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
                            is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
 }
@@ -261,7 +259,8 @@ static struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct 
                               .n_steps = matrix->n_steps,
                               .K = (int32_t)matrix->K,
                               .token_tiles = f->tiles,
-                              .n_token_tiles = f->numbers + N_TILES};
+                              .n_token_tiles = f->numbers + N_TILES,
+                              .tile_rows = f->tile_rows};
 }
 
 /* The experts' GEMM by whichever kernel holds their weights; `next` follows it on the same rows. */

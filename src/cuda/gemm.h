@@ -13,7 +13,7 @@
 #define MOE4_CUDA_BOTH static inline
 #endif
 
-enum { MAX_TOKENS = 160 }; /* rows of a token tile */
+enum { MAX_TOKENS = 160, NARROW_TOKENS = 80 }; /* rows of a token tile; those up to which a block takes more tiles */
 
 /* Up to MAX_TOKENS routed rows of one local expert. */
 struct token_tile {
@@ -34,12 +34,46 @@ struct gemm_call {
     const int32_t *row_source; /* [rows] row of x behind each routed row; NULL = the same */
     const struct token_tile *token_tiles;
     const int32_t *n_token_tiles;
+    int32_t tile_rows;     /* that no token tile exceeds */
     int32_t tiles_are_old; /* 1 = the kernel before this one did not write them, only x: weights need not wait for it */
 
     uint16_t *out; /* bf16 [rows, columns], ldout even */
     int64_t ldout;
     int32_t columns; /* those beyond, to the next even number, are written too */
 };
+
+/* ---- Resident: the GEMM for token tiles whose x fits into shared memory beside the weights' rings (resident.cuh) ----
+ */
+
+enum {
+    RESIDENT_TEAMS = 4,
+    RESIDENT_ROWS = 24, /* most of a token tile */
+    RESIDENT_LEAST_STAGES = 3,
+    RESIDENT_STAGES = 8,
+    RESIDENT_SHARED_BYTES = 226 * 1024 /* rings and x, and what aligns them */
+};
+
+/* Steps of a stage: such that stages have as few empty ones as can be. */
+MOE4_CUDA_BOTH int32_t resident_steps(int32_t n_steps)
+{
+    return n_steps % 3 == 0 ? 3 : 4;
+}
+
+/* Bytes of x of token tiles of so many rows, a multiple of 8. */
+MOE4_CUDA_BOTH int32_t resident_x_bytes(int32_t n_steps, int32_t rows)
+{
+    const int32_t steps = resident_steps(n_steps);
+    return (n_steps + steps - 1) / steps * steps * 128 * rows;
+}
+
+/* Stages of a team's ring that fit beside that, at most RESIDENT_STAGES; 0 = too few to be of use. */
+MOE4_CUDA_BOTH int32_t resident_stages(int32_t n_steps, int32_t rows)
+{
+    if (rows > RESIDENT_ROWS) return 0;
+    const int32_t room = RESIDENT_SHARED_BYTES - 1024 - resident_x_bytes(n_steps, (rows + 7) / 8 * 8);
+    const int32_t n = room / (RESIDENT_TEAMS * resident_steps(n_steps) * CUDA_STEP_BYTES);
+    return n < RESIDENT_LEAST_STAGES ? 0 : n < RESIDENT_STAGES ? n : RESIDENT_STAGES;
+}
 
 /* ---- Streaming: the GEMM for token tiles of up to STREAM_ROWS rows (stream.cuh) ---------------------------------- */
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/gemm.cuh"
-#include "cuda/stream.cuh"
+#include "cuda/resident.cuh"
 
 namespace
 {
@@ -25,12 +25,34 @@ void check(cudaError_t error, const char *what)
     std::exit(1);
 }
 
-/* Most rows of a token tile; the kernel takes any, the tiling is what differs. */
-void (*const gate_up_kernel)(const gemm_call) = gemm_kernel<MOE4_ACTIVATION_SWIGLU_OAI>;
-void (*const down_kernel)(const gemm_call) = gemm_kernel<MOE4_ACTIVATION_IDENTITY>;
-void (*const gate_up_stream)(const stream_call) = stream_kernel<MOE4_ACTIVATION_SWIGLU_OAI>;
-void (*const down_stream)(const stream_call) = stream_kernel<MOE4_ACTIVATION_IDENTITY>;
-const int tilings[] = {8, 16, 32, 64, 96, 128, 160};
+/* The kernels for gate/up and down, and the most rows of a token tile that they take. */
+struct form {
+    const char *name;
+    int rows;
+    void (*kernels[2])(const gemm_call);
+    int threads, shared_bytes;
+};
+
+constexpr auto SWIGLU = MOE4_ACTIVATION_SWIGLU_OAI, IDENTITY = MOE4_ACTIVATION_IDENTITY;
+const form wide = {"wide",
+                   MAX_TOKENS,
+                   {gemm_kernel<wide_block, SWIGLU>, gemm_kernel<wide_block, IDENTITY>},
+                   gemm_threads<wide_block>,
+                   gemm_shared_bytes<wide_block>},
+           narrow = {"narrow",
+                     NARROW_TOKENS,
+                     {gemm_kernel<narrow_block, SWIGLU>, gemm_kernel<narrow_block, IDENTITY>},
+                     gemm_threads<narrow_block>,
+                     gemm_shared_bytes<narrow_block>},
+           resident = {"resident",
+                       RESIDENT_ROWS,
+                       {resident_kernel<3, SWIGLU>, resident_kernel<3, IDENTITY>},
+                       RESIDENT_THREADS,
+                       RESIDENT_SHARED_BYTES},
+           streaming = {"streaming", STREAM_ROWS};
+static_assert(STEPS % 3 == 0);
+void (*const stream_kernels[])(const stream_call) = {stream_kernel<SWIGLU>, stream_kernel<IDENTITY>};
+const int tilings[] = {8, 16, 24, 32, 64, 80, 96, 128, 160}; /* most rows of a token tile */
 
 __host__ __device__ uint32_t hash(uint64_t x)
 {
@@ -124,7 +146,7 @@ struct setup {
     std::vector<float> bias1, bias2;
     uint16_t *v, *z;
     int n_sm;
-    bool streams; /* tiles of 8 rows take the streaming kernel */
+    const form *by;
 };
 
 void launch_stream(const setup &s, const gemm_call &gemm, bool is_down, cudaStream_t stream)
@@ -132,20 +154,20 @@ void launch_stream(const setup &s, const gemm_call &gemm, bool is_down, cudaStre
     stream_call call = {gemm, nullptr, 0, 0, 2, STREAM_LEAST_STAGES};
     if (!is_down)
         call.next_weights = s.down.weights, call.next_tiles = s.down.n_tiles, call.next_steps = s.down.n_steps;
-    (is_down ? down_stream : gate_up_stream)<<<s.n_sm, STREAM_THREADS, STREAM_SHARED_BYTES, stream>>>(call);
+    stream_kernels[is_down]<<<s.n_sm, STREAM_THREADS, STREAM_SHARED_BYTES, stream>>>(call);
 }
 
-void launch(const setup &s, const device_grouping &g, bool is_down, cudaStream_t stream)
+void launch(const setup &s, const device_grouping &g, int N, bool is_down, cudaStream_t stream)
 {
     gemm_call call = is_down ? s.down : s.gate_up;
     call.token_tiles = g.tiles;
     call.n_token_tiles = g.n_tiles;
+    call.tile_rows = N;
     call.row_source = is_down ? nullptr : g.source;
-    if (s.streams) {
+    if (s.by == &streaming)
         launch_stream(s, call, is_down, stream);
-        return;
-    }
-    (is_down ? down_kernel : gate_up_kernel)<<<s.n_sm, GEMM_THREADS, GEMM_SHARED_BYTES, stream>>>(call);
+    else
+        s.by->kernels[is_down]<<<s.n_sm, s.by->threads, s.by->shared_bytes, stream>>>(call);
 }
 
 setup prepare(bool fill)
@@ -190,14 +212,18 @@ setup prepare(bool fill)
                  H,       device_copy(s.x),
                  H,       nullptr,
                  nullptr, nullptr,
-                 0,       s.v,
-                 I,       I};
-    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, 0, s.z, H,
+                 0,       0,
+                 s.v,     I,
+                 I};
+    s.down = {w2, device_copy(s.bias2), unit, params, tiles2, STEPS, I, s.v, I, nullptr, nullptr, nullptr, 0, 0, s.z, H,
               H};
-    for (auto *kernel : {gate_up_kernel, down_kernel})
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GEMM_SHARED_BYTES), "shared");
-    for (auto *kernel : {gate_up_stream, down_stream})
+    for (const form *each : {&wide, &narrow, &resident})
+        for (auto *kernel : each->kernels)
+            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, each->shared_bytes),
+                  "shared");
+    for (auto *kernel : stream_kernels)
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_SHARED_BYTES), "shared");
+    s.by = &wide;
     check(cudaDeviceSynchronize(), "setup");
     return s;
 }
@@ -216,8 +242,8 @@ rows run_layer(const setup &s, int N, int T)
     size_t n = g.source.size();
     check(cudaMemset(s.v, 0xFF, n * I * 2), "poison");
     check(cudaMemset(s.z, 0xFF, n * H * 2), "poison");
-    launch(s, d, false, 0);
-    launch(s, d, true, 0);
+    launch(s, d, N, false, 0);
+    launch(s, d, N, true, 0);
     check(cudaGetLastError(), "launch");
     check(cudaDeviceSynchronize(), "run");
     std::vector<uint16_t> v(n * I), z(n * H);
@@ -322,17 +348,18 @@ bool check_bits(const setup &s, const rows &reference)
 {
     setup by = s;
     bool all = true;
-    for (int i = -1; i < (int)(sizeof tilings / sizeof *tilings); i++)
-        for (int T : {1, 8, 33, 128, 8192}) {
-            const int N = tilings[std::max(i, 0)];
-            by.streams = i < 0;
-            if (T / 32 > N * 4) continue;
-            rows out = run_layer(by, N, T);
-            bool v = std::memcmp(out.v.data(), reference.v.data(), (size_t)T * A * I * 2) != 0;
-            bool z = std::memcmp(out.z.data(), reference.z.data(), (size_t)T * A * H * 2) != 0;
-            if (v || z) std::printf("FAIL bits differ: tiles of %d, T %d: v %d z %d\n", N, T, v, z), all = false;
-        }
-    if (all) std::printf("bits: equal for every T and tiling\n");
+    for (const form *each : {&wide, &narrow, &resident, &streaming})
+        for (int N : tilings)
+            for (int T : {1, 8, 33, 128, 8192}) {
+                if (N > each->rows || T / 32 > N * 4) continue;
+                by.by = each;
+                rows out = run_layer(by, N, T);
+                bool v = std::memcmp(out.v.data(), reference.v.data(), (size_t)T * A * I * 2) != 0;
+                bool z = std::memcmp(out.z.data(), reference.z.data(), (size_t)T * A * H * 2) != 0;
+                if (v || z) std::printf("FAIL bits differ: %s, tiles of %d, T %d: v %d z %d\n", each->name, N, T, v, z);
+                all &= !v && !z;
+            }
+    if (all) std::printf("bits: equal for every T, kernel and tiling\n");
     return all;
 }
 
@@ -354,7 +381,7 @@ bool check_exact(setup &s)
         g.tiles.clear();
         for (int r = 0; r < 64; r += N) g.tiles.push_back({0, r, std::min(N, 64 - r)});
         device_grouping d = upload(g);
-        launch(t, d, true, 0);
+        launch(t, d, N, true, 0);
         check(cudaDeviceSynchronize(), "exact");
         release(d);
         std::vector<uint16_t> z((size_t)64 * H);
@@ -414,7 +441,7 @@ void time_tiling(const setup &s, int N, int T)
         cudaGraph_t graph;
         cudaGraphExec_t executable;
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
-        for (const device_grouping &g : sets) launch(s, g, is_down, stream);
+        for (const device_grouping &g : sets) launch(s, g, N, is_down, stream);
         check(cudaStreamEndCapture(stream, &graph), "capture");
         check(cudaGraphInstantiate(&executable, graph, 0), "graph");
         ms[is_down] = median_ms(executable, stream) / n_sets;
@@ -424,8 +451,8 @@ void time_tiling(const setup &s, int N, int T)
     for (const device_grouping &g : sets) release(g);
     double bytes = experts / n_sets * STEPS * CUDA_STEP_BYTES, flops = 2.0 * T * A * H * I;
     std::printf(
-        "T %5d tiles of %3d   gemm1 %8.4f ms %6.0f GB/s %6.1f TFLOP/s   gemm2 %8.4f ms %6.0f GB/s %6.1f TFLOP/s\n", T,
-        N, ms[0], bytes * s.gate_up.n_tiles / ms[0] * 1e-6, 2 * flops / ms[0] * 1e-9, ms[1],
+        "%-9s T %5d tiles of %3d   gemm1 %8.4f ms %6.0f GB/s %6.1f TFLOP/s   gemm2 %8.4f ms %6.0f GB/s %6.1f TFLOP/s\n",
+        s.by->name, T, N, ms[0], bytes * s.gate_up.n_tiles / ms[0] * 1e-6, 2 * flops / ms[0] * 1e-9, ms[1],
         bytes * s.down.n_tiles / ms[1] * 1e-6, flops / ms[1] * 1e-9);
 }
 
@@ -438,9 +465,8 @@ int main(int argc, char **argv)
     std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
     setup s = prepare(!small);
     if (small) { /* for the sanitizer */
-        for (int T : {2, 150}) run_layer(s, 160, T), run_layer(s, 16, T);
-        s.streams = true;
-        for (int T : {2, 150}) run_layer(s, 8, T);
+        for (const form *each : {&wide, &narrow, &resident, &streaming})
+            for (int T : {2, 150}) s.by = each, run_layer(s, each->rows, T);
         std::printf("small: ran\n");
         return 0;
     }
@@ -454,10 +480,9 @@ int main(int argc, char **argv)
     good &= check_bits(s, reference);
     if (only_checks) return !good;
     for (int T : {1, 8, 32, 128, 512, 2048, 8192})
-        for (int N : tilings)
-            if (N >= T * A / L / 3 && (N <= 32 || N <= 8 * T * A / L || N == MAX_TOKENS)) time_tiling(s, N, T);
-    s.streams = true;
-    std::printf("streaming:\n");
-    for (int T : {1, 8, 32, 128}) time_tiling(s, STREAM_ROWS, T);
+        for (const form *each : {&wide, &narrow, &resident, &streaming}) {
+            s.by = each;
+            if (each->rows >= T * A / L / 2) time_tiling(s, each->rows, T);
+        }
     return !good;
 }

@@ -157,13 +157,17 @@ struct router_call {
 };
 int router_logits(const struct router_call *call, cuda_stream stream);
 
-/* ---- GEMMs (gemm.cu, gemm_mma.cu, exact.cu) --------------------------------------------------------------------- */
+/* ---- GEMMs (gemm.cu, resident.cu, stream.cu, gemm_mma.cu, exact.cu) ---------------------------------------------- */
 
 /* Once a device: what shared memory the kernels of gemm may use.  Fails where sm_90a's machine code does not run. */
 int gemm_configure(void);
 
-/* IDENTITY for the second GEMM.  Blocks that find no work leave at once. */
+/* IDENTITY for the second GEMM.  Blocks that find no work leave at once.  The most rows of a token tile decide which
+ * kernel it is: one that keeps x (resident.cu) where resident_stages says that it fits, one of two others else. */
 int gemm(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+int gemm_resident_configure(void);
+int gemm_resident(const struct gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 
 /* The same on the same GPUs for token tiles of up to STREAM_ROWS rows (stream.cu). */
 int gemm_stream_configure(void);

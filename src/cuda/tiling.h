@@ -19,4 +19,19 @@ static MOE4_BOTH inline struct tiling tile_rows(int32_t n_rows, int32_t most)
     return cut;
 }
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The most rows of a token tile that suit experts of `mean` rows, on a GPU that has all kernels: which one takes a GEMM
+ * follows from it.  The steps are those of K in either matrix. */
+int32_t choose_tile_rows(int32_t mean, int32_t gate_up_steps, int32_t down_steps);
+
+/* Whether the kernel for such tiles has room for x, and the streaming one for two token tiles' x unless experts have
+ * very few rows: waiting for x costs more where it has one. */
+int tile_rows_fit(int32_t rows, int32_t n_steps, int32_t mean);
+
+#ifdef __cplusplus
+}
+#endif
 #endif
