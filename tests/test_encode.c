@@ -118,6 +118,10 @@ static void test_threads(void **state)
             assert_memory_equal(&encoder.entries[0].loss, &first, sizeof first);
             assert_memory_equal(codes[now], codes[0], sizeof codes[0]);
             assert_memory_equal(scales[now], scales[0], sizeof scales[0]);
+            assert_int_equal(encode_matrix(&encoder, &matrix, codes[now], scales[now]), 0);
+            assert_int_equal(encoder.n_entries, 1); /* another part of the same tensor */
+            assert_int_equal(encoder.entries[0].loss.n_blocks, 2 * first.n_blocks);
+            assert_int_equal(encoder.entries[0].loss.n_saturated, 2 * first.n_saturated);
             encoder_release(&encoder);
         }
         assert_int_equal(first.n_blocks, ROWS * K / 32);

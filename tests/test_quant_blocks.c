@@ -39,6 +39,7 @@ static int fill(void **state)
             uint32_t below = random_bits() % spread, exponent = top > below ? top - below : 0;
             x16[i] = (uint16_t)(exponent << 7 | (random_bits() & 0x807Fu));
             if (b % 5 == 0 && i % 5 == 0) x16[i] = (uint16_t)(i << 15);
+            if (b % 7 == 0 && i % 3 == 0) x16[i] &= 0x807F; /* subnormal */
             if (b % 61 == 0) x16[i] = (uint16_t)(i << 15);
         }
         if (b % 67 == 0) x16[b * 32 + b % 32] = b % 2 ? 0x7F80 : 0xFFC1;
