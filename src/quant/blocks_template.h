@@ -174,7 +174,7 @@ struct lanes {
 };
 
 /* The magnitudes that codes stand for, as bf16. */
-static void magnitudes_of(const uint8_t *codes, uint16_t *magnitude)
+static inline void magnitudes_of(const uint8_t *codes, uint16_t *magnitude)
 {
     uint32_t pairs[BLOCK_BYTES];
     int16_t code[BLOCK_SIZE];
@@ -185,7 +185,8 @@ static void magnitudes_of(const uint8_t *codes, uint16_t *magnitude)
 }
 
 /* Adds the squares of 16 pairs of magnitudes and of what their codes lack, times `weight`. */
-static void lanes_add(struct lanes *lanes, const float *even, const float *odd, const uint16_t *magnitude, float weight)
+static inline void lanes_add(struct lanes *lanes, const float *even, const float *odd, const uint16_t *magnitude,
+                             float weight)
 {
     uint32_t pairs[BLOCK_BYTES];
     memcpy(pairs, magnitude, sizeof pairs);
@@ -196,7 +197,7 @@ static void lanes_add(struct lanes *lanes, const float *even, const float *odd, 
     }
 }
 
-static void add_bf16(struct lanes *lanes, const uint16_t *x, const uint8_t *codes, int32_t scale, float weight)
+static inline void add_bf16(struct lanes *lanes, const uint16_t *x, const uint8_t *codes, int32_t scale, float weight)
 {
     int16_t shift = (int16_t)((scale - UNIT) * 128);
     uint16_t y[BLOCK_SIZE], magnitude[BLOCK_SIZE];
@@ -216,7 +217,7 @@ static void add_bf16(struct lanes *lanes, const uint16_t *x, const uint8_t *code
     lanes_add(lanes, even, odd, magnitude, weight);
 }
 
-static void add_f32(struct lanes *lanes, const float *x, const uint8_t *codes, int32_t scale, float weight)
+static inline void add_f32(struct lanes *lanes, const float *x, const uint8_t *codes, int32_t scale, float weight)
 {
     int32_t shift = (scale - UNIT) * (1 << 23), bits[BLOCK_SIZE];
     uint16_t magnitude[BLOCK_SIZE];
