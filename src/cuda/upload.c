@@ -82,6 +82,7 @@ static moe4_status copy_span(const struct upload_run *run, const struct upload_s
     return MOE4_OK;
 }
 
+/* Dealt out, not claimed: a thread that writes to the same part of a slot each time finds it in its own cache. */
 static void copy_share(void *argument, int32_t worker)
 {
     struct piece *piece = argument;
