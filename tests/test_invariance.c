@@ -239,6 +239,31 @@ static void test_random_batches(void **state)
     on_every_level(check_random_batches);
 }
 
+/* Other kernels may serve who does not ask for the intermediate. */
+static void check_without_intermediate(struct fixture *f, moe4_isa isa)
+{
+    (void)isa;
+    int64_t tokens[T];
+    for (int64_t t = 0; t < T; t++) tokens[t] = t;
+    for (int64_t n = 1; n < 2 * T; n *= 2) {
+        const int64_t n_tokens = n < T ? n : T;
+        struct call call = take_tokens(f, tokens, n_tokens);
+        const moe4_result all = call.result;
+        memset(all.y, 0xA5, call.y_bytes);
+        call.result.intermediate = NULL;
+        call.result.intermediate_scale = NULL;
+        call_must_run(&f->buffers, f->context, f->layer, &call);
+        call.result = all;
+        for (int64_t t = 0; t < n_tokens; t++) call_compare_tokens(&f->expected, t, &call, t);
+    }
+}
+
+static void test_without_intermediate(void **state)
+{
+    (void)state;
+    on_every_level(check_without_intermediate);
+}
+
 static void check_chunks(struct fixture *f, moe4_isa isa)
 {
     (void)isa;
@@ -399,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_tokens_alone),
         cmocka_unit_test(test_random_batches),
+        cmocka_unit_test(test_without_intermediate),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_relabelled_experts),
         cmocka_unit_test(test_2000_runs),

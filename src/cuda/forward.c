@@ -53,14 +53,14 @@ static void *slots_at(void *array, int64_t first)
 
 static int32_t best_tile_rows(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8 || !f->prepared->level->gemm_stream) return MAX_TOKENS;
+    if (!f->prepared->level->gemm_stream) return MAX_TOKENS;
     const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
     return choose_tile_rows((int32_t)mean, f->prepared->gate_up.n_steps, f->prepared->down.n_steps);
 }
 
 static int is_streamed(const struct cuda_forward *f)
 {
-    return !f->prepared->is_fp8 && f->prepared->level->gemm_stream && f->tile_rows == STREAM_ROWS &&
+    return f->prepared->level->gemm_stream && f->tile_rows == STREAM_ROWS &&
            stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
 }
 
@@ -68,8 +68,12 @@ static int is_streamed(const struct cuda_forward *f)
 static void choose_kernels(struct cuda_forward *f)
 {
     const int32_t rows = tuning_find(f->context, f->layer, f->batch->compute, f->batch->n_tokens, f->A).tile_tokens;
-    f->tile_rows = rows ? rows : best_tile_rows(f);
-    f->is_streamed = is_streamed(f);
+    if (f->prepared->is_fp8) {
+        fp8_choose_kernels(f, rows);
+    } else {
+        f->tile_rows = rows ? rows : best_tile_rows(f);
+        f->is_streamed = is_streamed(f);
+    }
     f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
                            is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
 }
@@ -193,8 +197,7 @@ static int is_mxfp8(const struct cuda_forward *f)
     return f->batch->compute == MOE4_COMPUTE_MXFP8;
 }
 
-/* Whether the GEMM can gather the caller's x as it is. */
-static int is_direct(const struct cuda_forward *f)
+int is_direct(const struct cuda_forward *f)
 {
     return !is_mxfp8(f) && f->batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input && f->batch->ldx % 8 == 0 &&
            (uintptr_t)f->batch->x % 16 == 0;
@@ -236,7 +239,7 @@ static int quantize_stage(const struct cuda_forward *f)
 
 static int convert_stage(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8) return fp8_gather_stage(f);
+    if (f->prepared->is_fp8) return f->is_streamed ? 0 : fp8_gather_stage(f);
     if (is_mxfp8(f)) return quantize_x(f);
     if (is_direct(f)) return 0;
     const struct convert_call call = {.T = f->T,
@@ -249,7 +252,7 @@ static int convert_stage(const struct cuda_forward *f)
     return convert_rows(&call, f->stream);
 }
 
-static struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix)
+struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix)
 {
     return (struct gemm_call){.weights = matrix->packed,
                               .bias = matrix->bias,

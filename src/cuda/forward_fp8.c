@@ -11,6 +11,63 @@ void fp8_place(struct cuda_forward *f)
         (struct fp8_rows){(uint8_t *)(workspace + f->plan.intermediate), (float *)(workspace + f->plan.v_scales), rows};
 }
 
+/* ---- Few rows an expert ------------------------------------------------------------------------------------------ */
+
+/* The streaming GEMMs take x as it comes and leave nothing of the intermediate that a caller could have. */
+static int can_stream(const struct cuda_forward *f)
+{
+    return is_direct(f) && !f->prepared->n_exact && !f->result->intermediate && !f->result->intermediate_scale &&
+           f->plan.chunk_tokens * f->A <= (int64_t)f->layer->L * FP8_STREAM_MOST &&
+           fp8_stream_buffers(f->prepared->gate_up.n_steps) && fp8_stream_buffers(f->prepared->down.n_steps);
+}
+
+void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned)
+{
+    const int has_few_rows = f->plan.chunk_tokens * f->A <= (int64_t)f->layer->L * 5;
+    f->is_streamed = can_stream(f) && (tuned ? tuned == STREAM_ROWS : has_few_rows);
+    f->tile_rows = f->is_streamed ? STREAM_ROWS : tuned && tuned < FP8_MAX_ROWS ? tuned : FP8_MAX_ROWS;
+}
+
+static int32_t stream_block_count(const struct cuda_forward *f, const struct cuda_matrix *matrix)
+{
+    const int64_t items = f->plan.max_tiles * matrix->n_tiles;
+    return items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
+}
+
+static int stream_gate_up(const struct cuda_forward *f)
+{
+    const struct cuda_matrix *matrix = &f->prepared->gate_up, *next = &f->prepared->down;
+    struct gemm_call gemm = gemm_call_of(f, matrix);
+    gemm.x = x_of(f);
+    gemm.ldx = f->batch->ldx;
+    gemm.row_source = f->row_token;
+    gemm.out = f->intermediate;
+    gemm.ldout = f->layer->I;
+    gemm.columns = (int32_t)f->layer->I;
+    const struct fp8_stream_call call = {.stream = {.gemm = gemm,
+                                                    .next_weights = next->packed,
+                                                    .next_tiles = next->n_tiles,
+                                                    .next_steps = next->n_steps},
+                                         .tile_base = matrix->tile_base};
+    return fp8_stream_gate_up(&call, f->layer->activation, stream_block_count(f, matrix), f->stream);
+}
+
+static int stream_down(const struct cuda_forward *f)
+{
+    const struct cuda_matrix *matrix = &f->prepared->down;
+    struct gemm_call gemm = gemm_call_of(f, matrix);
+    gemm.x = f->intermediate;
+    gemm.ldx = f->layer->I;
+    gemm.tiles_are_old = 1;
+    gemm.out = f->z;
+    gemm.ldout = f->plan.ldz;
+    gemm.columns = (int32_t)f->layer->output_size;
+    const struct fp8_stream_call call = {.stream = {.gemm = gemm}, .tile_base = matrix->tile_base};
+    return fp8_stream_down(&call, stream_block_count(f, matrix), f->stream);
+}
+
+/* ---- Many -------------------------------------------------------------------------------------------------------- */
+
 int fp8_gather_stage(const struct cuda_forward *f)
 {
     const moe4_batch *batch = f->batch;
@@ -23,8 +80,7 @@ int fp8_gather_stage(const struct cuda_forward *f)
                                          .dtype = batch->x_dtype,
                                          .ldx = batch->ldx,
                                          .columns = f->layer->H,
-                                         .is_direct = batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input &&
-                                                      batch->ldx % 8 == 0 && (uintptr_t)batch->x % 16 == 0,
+                                         .is_direct = is_direct(f),
                                          .x_scale =
                                              row_at(batch->x_scale, f->first_token, batch->ldx_scale, MOE4_DTYPE_F32),
                                          .ldx_scale = batch->ldx_scale,
@@ -62,6 +118,7 @@ static void take_exact_tiles(const struct cuda_forward *f, struct fp8_call *call
 
 int fp8_gate_up_stage(const struct cuda_forward *f)
 {
+    if (f->is_streamed) return stream_gate_up(f);
     struct fp8_call call = call_of(f, &f->prepared->gate_up);
     const int32_t n_blocks = block_count(f, &call);
     call.x = f->x_rows;
@@ -75,6 +132,7 @@ int fp8_gate_up_stage(const struct cuda_forward *f)
 
 int fp8_down_stage(const struct cuda_forward *f)
 {
+    if (f->is_streamed) return stream_down(f);
     struct fp8_call call = call_of(f, &f->prepared->down);
     const int32_t n_blocks = block_count(f, &call);
     call.x = f->v_rows;

@@ -16,7 +16,7 @@ struct cuda_forward {
     int32_t A;
     int weights_on_input;
     int is_chunked;
-    int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream */
+    int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream or fp8_stream_.. */
     int32_t tile_rows;                  /* most of a token tile */
     cuda_stream stream;
 
@@ -35,6 +35,7 @@ struct cuda_forward {
 
 /* The stages that fp8 compute has of its own (forward_fp8.c). */
 void fp8_place(struct cuda_forward *f);
+void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned); /* tuned: rows of token tiles, 0 = by rule */
 int fp8_gather_stage(const struct cuda_forward *f);
 int fp8_gate_up_stage(const struct cuda_forward *f);
 int fp8_down_stage(const struct cuda_forward *f);
@@ -45,6 +46,12 @@ const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype)
 
 /* The chunk's x as the caller has it. */
 const void *x_of(const struct cuda_forward *f);
+
+/* Whether a GEMM can gather the caller's x as it is. */
+int is_direct(const struct cuda_forward *f);
+
+/* A GEMM of all of a matrix on the chunk's token tiles; what it reads and writes is left to fill in. */
+struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix);
 
 /* The chunk's router weights where they go on the input, else NULL. */
 const float *input_weights(const struct cuda_forward *f);

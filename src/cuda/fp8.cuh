@@ -1,7 +1,7 @@
 /* The grouped GEMMs of fp8 compute on wgmma m64nNk32: weights e5m2 from registers, activations e4m3 in shared memory.
  *
  * A block is one producer warpgroup and two consumer warpgroups of one 64-row weight tile each; both share a token tile
- * of up to MAX_TOKENS routed rows of one expert.  Rows and weights lie in memory as the ring wants them, so that bulk
+ * of up to FP8_MAX_ROWS routed rows of one expert.  Rows and weights lie in memory as the ring wants them, so that bulk
  * copies move them:
  *
  *   producers    warp 0 copies the weights of a stage (a few blocks of 128 k), warp 1 its rows, warps 2 and 3, in down,
@@ -13,9 +13,9 @@
  * gate/up yields 128 columns of the intermediate an item, which share a scale: consumers leave them in shared memory as
  * bf16, and the producers' warps 2 and 3 quantise them while the next item is under way.
  *
- * Order of sums ("wgmma_fp8_k32"): the tensor core adds up a block of 128 k, four instructions from zero, and the blocks
- * are added in ascending order in fp32, those of the intermediate times their scales by fma.  Nothing else has a say, so
- * tile, T and position change no bit. */
+ * Order of sums ("wgmma_fp8_k32"): the tensor core adds up a block of 128 k, four instructions from zero, and the
+ * blocks are added in ascending order in fp32, those of the intermediate times their scales by fma.  Nothing else has a
+ * say, so tile, T and position change no bit. */
 #ifndef MOE4_CUDA_FP8_CUH
 #define MOE4_CUDA_FP8_CUH
 
@@ -36,22 +36,39 @@ static __device__ __forceinline__ int consumer(void)
     return __shfl_sync(~0u, threadIdx.x / WARPGROUP - 1, 0);
 }
 
+/* What a thread decodes of a group of blocks. */
+template <int N> struct packed_group {
+    uint4 codes[width<N>::blocks * BLOCK_STEPS];
+    uint32_t scales[width<N>::blocks * BLOCK_STEPS];
+};
+
+/* Where the thread's parts of its warpgroup's first step lie in stage 0. */
+struct packed_place {
+    uint32_t codes, scales;
+};
+
 template <int N>
-static __device__ __forceinline__ void decode_stage(uint32_t weights, const fp8_magnitudes &of,
-                                                    uint32_t (&a)[width<N>::blocks * 16])
+static __device__ __forceinline__ void load_group(packed_group<N> &packed, const packed_place &at, uint32_t offset)
 {
-    const int thread = threadIdx.x % WARPGROUP;
 #pragma unroll
     for (int s = 0; s < width<N>::blocks * BLOCK_STEPS; s++) {
-        const uint32_t step = weights + s * CUDA_STEP_BYTES;
-        uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
-        uint32_t scales = load_shared_4(step + thread / 4 * 4);
-        fp8_decode_step(codes, scales, of, a + s * 8);
+        packed.codes[s] = load_shared_16(at.codes + offset + s * CUDA_STEP_BYTES);
+        packed.scales[s] = load_shared_4(at.scales + offset + s * CUDA_STEP_BYTES);
     }
 }
 
 template <int N>
-static __device__ __forceinline__ void multiply_stage(float (&d)[width<N>::blocks][N / 2],
+static __device__ __forceinline__ void decode_group(const packed_group<N> &packed, const fp8_magnitudes &of,
+                                                    uint32_t (&a)[width<N>::blocks * 16])
+{
+#pragma unroll
+    for (int s = 0; s < width<N>::blocks * BLOCK_STEPS; s++)
+        fp8_decode_step(packed.codes[s], packed.scales[s], of, a + s * 8);
+}
+
+/* `b`: address of the group's rows, over 16, with wgmma's leading dimension above. */
+template <int N>
+static __device__ __forceinline__ void multiply_group(float (&d)[width<N>::blocks][N / 2],
                                                       uint32_t (&a)[width<N>::blocks * 16], uint32_t b)
 {
 #pragma unroll
@@ -75,7 +92,7 @@ static __device__ __forceinline__ void promote(float (&total)[N / 2], const floa
 {
 #pragma unroll
     for (int b = 0; b < width<N>::blocks; b++) {
-        if (b > 0 && b >= n_blocks) break; /* the stage held less, and what came of the rest is of no account */
+        if (b > 0 && b >= n_blocks) break; /* the group held less, and what came of the rest is of no account */
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             if (k == GATE_UP) {
@@ -94,8 +111,7 @@ static __device__ __forceinline__ void promote(float (&total)[N / 2], const floa
 
 /* Until the stage is full.  What wgmma reads of it came by bulk copies, so that no fence between proxies is needed; one
  * would wait for the epilogue's stores, too. */
-template <kind k>
-static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position<k> &at)
+template <kind k> static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position<k> &at)
 {
     barrier_wait(ring.full + at.stage * 8, at.parity);
 }
@@ -103,34 +119,56 @@ static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const 
 /* What a pass's stages have in common. */
 struct operands {
     gemm_ring ring;
-    uint32_t weights; /* of this warpgroup, in stage 0 */
+    packed_place packed;
     fp8_magnitudes magnitudes;
 };
 
-/* Multiplies a stage by what is decoded, and meanwhile decodes the next one if there is one; `left`: blocks from this
- * stage on. */
-template <kind k, int N>
+/* Multiplies group g of a stage by what is decoded; meanwhile decodes the next one, loads the one behind that where a
+ * stage holds two, and promotes the sums.  `left`: blocks from this group on. */
+template <kind k, int N, int g>
 static __device__ __forceinline__ void multiply_next(const operands &of, ring_position<k> &at, int left,
-                                                     uint32_t (&a)[width<N>::blocks * 16],
+                                                     packed_group<N> &packed, uint32_t (&a)[width<N>::blocks * 16],
                                                      uint32_t (&next)[width<N>::blocks * 16],
                                                      float (&d)[width<N>::blocks][N / 2], float (&total)[N / 2])
 {
+    using W = width<N>;
+    constexpr bool ends_stage = g == W::groups - 1, is_ahead = W::groups == 2;
     const uint32_t stage = of.ring.stages + at.stage * STAGE_BYTES, empty = of.ring.empty + at.stage * 8;
-    multiply_stage<N>(d, a, stage >> 4 | 1 << 16);
-    at.advance();
-    if (left > width<N>::blocks) {
-        await_stage(of.ring, at);
-        decode_stage<N>(of.weights + at.stage * STAGE_BYTES, of.magnitudes, next);
+    const bool is_last = left <= W::blocks;
+    ring_position<k> next_stage = at;
+    next_stage.advance();
+    multiply_group<N>(d, a, (stage + g * W::blocks * W::x_bytes) >> 4 | 1 << 16);
+    if (is_ahead) {
+        if (!is_last) decode_group<N>(packed, of.magnitudes, next);
+        if (left > 2 * W::blocks) {
+            if (g == 0) await_stage(of.ring, next_stage);
+            load_group<N>(packed, of.packed, next_stage.stage * STAGE_BYTES + g * W::blocks * BLOCK_BYTES_W);
+        }
+    } else if (!is_last) {
+        await_stage(of.ring, next_stage);
+        load_group<N>(packed, of.packed, next_stage.stage * STAGE_BYTES);
+        decode_group<N>(packed, of.magnitudes, next);
     }
     wgmma_wait<0>();
-    promote<k, N>(total, d, shared_pairs(stage + width<N>::layout::scales + threadIdx.x % 4 * 8), left);
-    barrier_arrive(empty);
+    const uint32_t scales = stage + W::scales + g * W::blocks * W::rows * 4;
+    promote<k, N>(total, d, shared_pairs(scales + threadIdx.x % 4 * 8), left);
+    if (ends_stage || is_last) {
+        barrier_arrive(empty);
+        at = next_stage;
+    }
 }
 
-/* All of K for one pass. */
-template <kind k, int N>
+/* gate/up: the item's scales of x, on their way to shared memory, a copy a warpgroup. */
+static __device__ __forceinline__ void fetch_x_scales(const fp8_call &call, const token_tile &tokens, uint32_t to)
+{
+    for (int row = threadIdx.x % WARPGROUP; row < tokens.n_rows; row += WARPGROUP)
+        copy4(to + row * 4, call.x.scales + tokens.first_row + row);
+}
+
+/* All of K for one pass; `on_first`: what can be done once x is there. */
+template <kind k, int N, class Action>
 static __device__ __forceinline__ void multiply(const fp8_call &call, const operands &of, ring_position<k> &at,
-                                                float (&total)[N / 2])
+                                                float (&total)[N / 2], const Action &on_first)
 {
     using W = width<N>;
     uint32_t a[2][W::blocks * 16];
@@ -143,11 +181,17 @@ static __device__ __forceinline__ void multiply(const fp8_call &call, const oper
     }
     at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
     await_stage(of.ring, at);
-    decode_stage<N>(of.weights + at.stage * STAGE_BYTES, of.magnitudes, a[0]);
-    for (int left = block_count(call);;) {
-        multiply_next<k, N>(of, at, left, a[0], a[1], d, total);
+    on_first();
+    packed_group<N> packed;
+    load_group<N>(packed, of.packed, at.stage * STAGE_BYTES);
+    decode_group<N>(packed, of.magnitudes, a[0]);
+    int left = block_count(call);
+    if (W::groups == 2 && left > W::blocks)
+        load_group<N>(packed, of.packed, at.stage * STAGE_BYTES + W::blocks * BLOCK_BYTES_W);
+    for (;;) {
+        multiply_next<k, N, 0>(of, at, left, packed, a[0], a[1], d, total);
         if ((left -= W::blocks) <= 0) break;
-        multiply_next<k, N>(of, at, left, a[1], a[0], d, total);
+        multiply_next<k, N, 1 % W::groups>(of, at, left, packed, a[1], a[0], d, total);
         if ((left -= W::blocks) <= 0) break;
     }
 }
@@ -162,9 +206,7 @@ static __device__ __forceinline__ row_pair rows_of_thread(const fp8_call &call, 
 {
     const int64_t index = (int64_t)l * call.n_tiles + tile;
     const float *bias = call.bias + index * CUDA_TILE_ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
-    /* the stored byte of 2^0 is CUDA_SCALE_OFFSET + 127 under base 0 */
-    const int exponent = call.tile_base[index] - CUDA_SCALE_OFFSET - 127 + FP8_UNIT;
-    return {{bias[0], bias[8]}, call.unit[l] * __int_as_float((exponent + 127) << 23), call.params[l]};
+    return {{bias[0], bias[8]}, call.unit[l] * fp8_tile_unit(call.tile_base[index]), call.params[l]};
 }
 
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
@@ -174,32 +216,47 @@ static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
     return pair;
 }
 
-/* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of the item's tiles this is. */
+/* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of the item's tiles this is.  Rows that are not
+ * there are computed like the others, since branches would keep the compiler from doing several at a time. */
 template <int N, moe4_activation activation>
-static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v, const token_tile &tokens, int tile,
-                                               int slot, const float (&total)[N / 2])
+static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v, uint32_t x_scales,
+                                               const token_tile &tokens, int tile, int slot,
+                                               const float (&total)[N / 2])
 {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const row_pair rows = rows_of_thread(call, tokens.l, tile);
-    const float *x_scales = call.x.scales + tokens.first_row;
     const int column = is_gated<activation> ? slot * CUDA_GATED_COLUMNS + warp * 8 + lane / 4
-                                              : slot * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
+                                            : slot * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
+    const uint32_t to = v + lane % 4 * 2 * V_PITCH + column * 2;
+    const int n_rows = tokens.n_rows - lane % 4 * 2; /* from the thread's first on */
+    constexpr int at_once = N % 16 ? 1 : 2;
 #pragma unroll
-    for (int j = 0; j < N / 8; j++)
+    for (int j = 0; j < N / 8; j += at_once) {
+        uint32_t values[at_once][2];
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int row = 8 * j + lane % 4 * 2 + c;
-            if (row >= tokens.n_rows) continue;
-            const float scale = __ldcg(&x_scales[row]);
-            const float low = total[4 * j + c] * rows.unit * scale + rows.bias[0];
-            const float high = total[4 * j + 2 + c] * rows.unit * scale + rows.bias[1];
-            const uint32_t to = v + row * V_PITCH + column * 2;
-            if constexpr (is_gated<activation>)
-                store_shared_2(to, (uint16_t)bf16_pair(activate<activation>(low, high, rows.params), 0.0f));
-            else
-                store_shared_4(to, bf16_pair(activate<activation>(0.0f, low, rows.params),
-                                             activate<activation>(0.0f, high, rows.params)));
+        for (int i = 0; i < at_once; i++) {
+            const uint2 scales = load_shared_8(x_scales + (8 * (j + i) + lane % 4 * 2) * 4);
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const float scale = __uint_as_float(c ? scales.y : scales.x);
+                const float low = total[4 * (j + i) + c] * rows.unit * scale + rows.bias[0];
+                const float high = total[4 * (j + i) + 2 + c] * rows.unit * scale + rows.bias[1];
+                values[i][c] = is_gated<activation> ? bf16_pair(activate<activation>(low, high, rows.params), 0.0f)
+                                                    : bf16_pair(activate<activation>(0.0f, low, rows.params),
+                                                                activate<activation>(0.0f, high, rows.params));
+            }
         }
+#pragma unroll
+        for (int i = 0; i < at_once; i++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int row = 8 * (j + i) + c;
+                if (is_gated<activation>)
+                    store_shared_2_if(row < n_rows, to + row * V_PITCH, (uint16_t)values[i][c]);
+                else
+                    store_shared_4_if(row < n_rows, to + row * V_PITCH, values[i][c]);
+            }
+    }
 }
 
 /* down: z' to memory. */
@@ -238,19 +295,29 @@ static __device__ __forceinline__ void consume_item(const fp8_call &call, const 
                                                     const gemm_item &item, uint32_t v_parity)
 {
     constexpr int n_passes = passes<k, activation>;
-    const int warpgroup = consumer();
+    const int warpgroup = consumer(), thread = threadIdx.x % WARPGROUP;
+    const uint32_t x_scales = ring.x_scales + (warpgroup * 2 + v_parity) * X_SCALE_BYTES;
     for (int pass = 0; pass < n_passes; pass++) {
         if (!has_pass<n_passes>(call, item, pass)) break;
-        const int slot = pass * G + warpgroup, tile = item.group * n_passes * G + slot, seen = tile < call.n_tiles ? tile : call.n_tiles - 1;
-        const operands of = {ring, ring.stages + width<N>::layout::weights + warpgroup * width<N>::blocks * BLOCK_BYTES_W,
+        const int slot = pass * G + warpgroup, tile = item.group * n_passes * G + slot,
+                  seen = tile < call.n_tiles ? tile : call.n_tiles - 1;
+        const uint32_t weights = ring.stages + width<N>::weights + warpgroup * width<N>::tile_bytes;
+        const operands of = {ring,
+                             {weights + CUDA_STEP_SCALES + thread * 16, weights + thread / 4 * 4},
                              fp8_magnitudes_of(call.tile_base[(int64_t)item.tokens.l * call.n_tiles + seen])};
         float total[N / 2];
         prefetch_pass<k>(call, item.tokens, seen);
-        multiply<k, N>(call, of, at, total);
-        if (k == GATE_UP && pass == 0) barrier_wait(ring.v_empty, v_parity ^ 1);
+        multiply<k, N>(call, of, at, total, [&] {
+            if (k == GATE_UP && pass == 0) fetch_x_scales(call, item.tokens, x_scales);
+        });
+        if (k == GATE_UP && pass == 0) {
+            copy_wait_all();
+            barrier_sync<WARPGROUP>(2 + warpgroup);
+            barrier_wait(ring.v_empty, v_parity ^ 1);
+        }
         if (tile == seen) {
             if constexpr (k == GATE_UP)
-                store_v<N, activation>(call, ring.v, item.tokens, tile, slot, total);
+                store_v<N, activation>(call, ring.v, x_scales, item.tokens, tile, slot, total);
             else
                 store_z<N>(call, item.tokens, tile, total);
         }
@@ -284,10 +351,10 @@ static __device__ __forceinline__ void consume(const fp8_call &call, const gemm_
         items.advance();
         next = items.load(call);
         if constexpr (activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU || k == DOWN)
-            consume_narrowest<k, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at,
-                                                                                                    item, v_parity);
+            consume_narrowest<k, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, FP8_MAX_ROWS>(call, ring, at, item,
+                                                                                                v_parity);
         else /* rare: fewer kernels to compile */
-            consume_narrowest<k, activation, 16, 48, 96, MAX_TOKENS>(call, ring, at, item, v_parity);
+            consume_narrowest<k, activation, 16, NARROW, MIDDLE, FP8_MAX_ROWS>(call, ring, at, item, v_parity);
         const int tile = min(next.group * n_passes * G, call.n_tiles - 1);
         prefetch(call.tile_base + (int64_t)next.tokens.l * call.n_tiles + tile);
     }
@@ -303,7 +370,7 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
                             barriers,
                             barriers + size::stages * 8,
                             stages + size::v,
-                            stages + size::maxima,
+                            stages + size::x_scales,
                             barriers + 2 * size::stages * 8,
                             barriers + (2 * size::stages + 1) * 8};
     if (threadIdx.x == 0) {

@@ -7,7 +7,10 @@
 #include "cpu/activation.h"
 #include "cuda/gemm.h"
 
-enum { FP8_BLOCK = 128 }; /* k whose products are added up before they are promoted; columns of I under one scale */
+enum {
+    FP8_BLOCK = 128,    /* k whose products are added up before they are promoted; columns of I under one scale */
+    FP8_MAX_ROWS = 144, /* of a token tile */
+};
 
 /* Routed rows in e4m3, as the GEMMs read them: [ceil(K/128)] blocks of [rows][128] codes.  A row's 16-byte chunks are
  * exchanged by the low three bits of its number within its expert: wgmma's 128-byte swizzle.  Columns past K are 0. */
@@ -35,5 +38,28 @@ struct fp8_call {
     uint16_t *out;     /* down: bf16 [rows, columns], ldout even */
     int64_t ldout;
 };
+
+/* ---- For token tiles of up to STREAM_ROWS rows (fp8_stream.cuh) -------------------------------------------------- */
+
+enum { FP8_STREAM_MOST = 32 }; /* rows an expert, on average, up to which they can be chosen */
+
+/* x: bf16 as the caller has it, or gate/up's intermediate; out: the intermediate in bf16, or z'. */
+struct fp8_stream_call {
+    struct stream_call stream;
+    const uint8_t *tile_base; /* as in fp8_call */
+};
+
+/* Bytes of a buffer of quantised rows and their scales. */
+MOE4_CUDA_BOTH int32_t fp8_stream_buffer_bytes(int32_t n_steps)
+{
+    return (n_steps + 1) / 2 * STREAM_ROWS * (FP8_BLOCK + 4);
+}
+
+/* Buffers that fit beside the shortest rings, at most 2; 0 = K is too long. */
+MOE4_CUDA_BOTH int32_t fp8_stream_buffers(int32_t n_steps)
+{
+    int32_t room = (STREAM_SHARED_BYTES - STREAM_LEAST_STAGES * STREAM_RING_BYTES) / fp8_stream_buffer_bytes(n_steps);
+    return room < 2 ? room : 2;
+}
 
 #endif

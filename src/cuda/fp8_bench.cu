@@ -2,7 +2,7 @@
  *
  * Checks sampled rows of both against double precision, and that rows have the same bits under every tiling; measures
  * what the tensor cores' sums lose, apart from any rounding of results, on ordinary and on adverse data; then times
- * both GEMMs.  `fp8_bench [check|time]`.  Not part of the library. */
+ * both GEMMs.  `fp8_bench [check|time [SHAPE]]`.  Not part of the library. */
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,12 +11,13 @@
 #include <vector>
 
 #include "cuda/fp8.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/pack.h"
 
 namespace
 {
 
-constexpr int BASE = 240;       /* stored scale byte of relative exponent 0, which is 2^-13 */
+constexpr int BASE = 240;      /* stored scale byte of relative exponent 0, which is 2^-13 */
 constexpr float UNIT = 512.0f; /* so that weights are codes times 2^-4 and up */
 
 void check(cudaError_t error, const char *what)
@@ -129,8 +130,7 @@ grouping group(const shape &s, int first, int T, int N)
         for (int a = 0; a < s.A; a++) tokens[hash((uint64_t)t * s.A + a | 9ull << 50) % s.L].push_back(t);
     for (int l = 0; l < s.L; l++) {
         int begin = (int)g.source.size(), n = (int)tokens[l].size();
-        for (int i = 0; i < n; i++)
-            g.source.push_back(tokens[l][i]), g.in_expert.push_back(i), g.expert.push_back(l);
+        for (int i = 0; i < n; i++) g.source.push_back(tokens[l][i]), g.in_expert.push_back(i), g.expert.push_back(l);
         g.n_experts += n > 0;
         int n_tiles = (n + N - 1) / N, each = n ? ((n + n_tiles - 1) / n_tiles + 7) / 8 * 8 : 1;
         for (int r = 0; r < n; r += each) g.tiles.push_back({l, begin + r, std::min(each, n - r)});
@@ -145,16 +145,21 @@ struct bench {
     int64_t rows;
 };
 
+void launch_kernel(const bench &b, void (*kernel)(fp8_call), int shared_bytes, const fp8_call &call,
+                   cudaStream_t stream)
+{
+    check((cudaError_t)launch(kernel, &call, b.n_sm, fp8::THREADS, shared_bytes, stream), "launch");
+}
+
 void launch_gate_up(const bench &b, const fp8_call &call, cudaStream_t stream)
 {
-    fp8::kernel<fp8::GATE_UP, MOE4_ACTIVATION_SWIGLU_OAI>
-        <<<b.n_sm, fp8::THREADS, fp8::ring_size<fp8::GATE_UP>::bytes, stream>>>(call);
+    launch_kernel(b, fp8::kernel<fp8::GATE_UP, MOE4_ACTIVATION_SWIGLU_OAI>, fp8::ring_size<fp8::GATE_UP>::bytes, call,
+                  stream);
 }
 
 void launch_down(const bench &b, const fp8_call &call, cudaStream_t stream)
 {
-    fp8::kernel<fp8::DOWN, MOE4_ACTIVATION_IDENTITY>
-        <<<b.n_sm, fp8::THREADS, fp8::ring_size<fp8::DOWN>::bytes, stream>>>(call);
+    launch_kernel(b, fp8::kernel<fp8::DOWN, MOE4_ACTIVATION_IDENTITY>, fp8::ring_size<fp8::DOWN>::bytes, call, stream);
 }
 
 fp8_call call_of(const shape &s, int n_tiles, int K, uint64_t seed)
@@ -206,8 +211,8 @@ struct device_grouping {
 
 device_grouping upload(const grouping &g)
 {
-    return {device_copy(std::vector<int32_t>{(int32_t)g.tiles.size()}), device_copy(g.source),
-            device_copy(g.in_expert), device_copy(g.tiles)};
+    return {device_copy(std::vector<int32_t>{(int32_t)g.tiles.size()}), device_copy(g.source), device_copy(g.in_expert),
+            device_copy(g.tiles)};
 }
 
 void release(const device_grouping &d)
@@ -331,10 +336,11 @@ bool check_stages(const bench &b, const outputs &out, const grouping &g)
             if (!(std::fabs(got - exact) <= e + std::fabs(exact) / 256)) outside++;
         }
     }
-    std::printf("%s: v' against exact %.3e (quantised from exact %.3e), z' %.3e, beyond rounding at most %.2e of the sum "
-                "of magnitudes; %ld outside\n",
-                b.s.name, std::sqrt(error / reference), std::sqrt(quantised / reference),
-                std::sqrt(z_error / z_reference), worst, outside);
+    std::printf(
+        "%s: v' against exact %.3e (quantised from exact %.3e), z' %.3e, beyond rounding at most %.2e of the sum "
+        "of magnitudes; %ld outside\n",
+        b.s.name, std::sqrt(error / reference), std::sqrt(quantised / reference), std::sqrt(z_error / z_reference),
+        worst, outside);
     return outside == 0;
 }
 
@@ -350,7 +356,8 @@ bool check_bits(bench &b, int T, const outputs &reference)
     return all;
 }
 
-/* ---- What the tensor cores' sums lose ------------------------------------------------------------------------------- */
+/* ---- What the tensor cores' sums lose -------------------------------------------------------------------------------
+ */
 
 enum pattern { ORDINARY, POSITIVE, LARGE_FIRST, N_PATTERNS };
 const char *const pattern_names[] = {"ordinary", "all positive", "a large block first"};
@@ -359,7 +366,8 @@ const char *const pattern_names[] = {"ordinary", "all positive", "a large block 
 void measure_loss(bench &b, pattern p)
 {
     const int K = b.down.n_steps * 64, n_tiles = 4, blocks = (K + 127) / 128;
-    std::vector<uint8_t> codes((size_t)b.rows * blocks * 128), weights((size_t)n_tiles * b.down.n_steps * CUDA_STEP_BYTES);
+    std::vector<uint8_t> codes((size_t)b.rows * blocks * 128),
+        weights((size_t)n_tiles * b.down.n_steps * CUDA_STEP_BYTES);
     std::vector<double> x(K);
     for (int k = 0; k < K; k++) {
         uint8_t code = x_code(77, k);
@@ -430,7 +438,7 @@ void time_shape(bench &b, int T)
     std::vector<device_grouping> sets;
     double experts = 0;
     for (int n = 0; n < n_sets; n++) {
-        grouping g = group(b.s, n * T % 8192, T, MAX_TOKENS);
+        grouping g = group(b.s, n * T % 8192, T, FP8_MAX_ROWS);
         experts += g.n_experts;
         sets.push_back(upload(g));
         fill_x<<<4096, 128>>>(b.gate_up.x, sets[n].source, sets[n].in_expert, (int64_t)g.source.size(), b.s.H);
@@ -474,10 +482,11 @@ int main(int argc, char **argv)
           "shared memory");
     bool good = true;
     for (const shape &s : shapes) {
+        if (argc > 2 && std::strcmp(argv[2], s.name)) continue;
         bench b = prepare(s, 8192);
         if (checks && s.L > 32) {
-            grouping g = group(s, 0, 4000, MAX_TOKENS);
-            outputs out = run_layer(b, 4000, MAX_TOKENS);
+            grouping g = group(s, 0, 4000, FP8_MAX_ROWS);
+            outputs out = run_layer(b, 4000, FP8_MAX_ROWS);
             good &= check_stages(b, out, g) && check_bits(b, 4000, out);
             for (int p = 0; p < N_PATTERNS; p++) measure_loss(b, (pattern)p);
         }

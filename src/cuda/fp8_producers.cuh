@@ -26,19 +26,27 @@ static __device__ __forceinline__ void fill_weights(const fp8_call &call, const 
                                                     const uint8_t *first, const uint8_t *second)
 {
     static_assert(G == 2, "a tile each");
-    constexpr int tile_bytes = W::blocks * BLOCK_BYTES_W;
-    for (int left = call.n_steps * CUDA_STEP_BYTES; left > 0; left -= tile_bytes, at.advance()) {
-        const uint32_t full = ring.full + at.stage * 8, to = ring.stages + at.stage * STAGE_BYTES + W::layout::weights;
-        const int bytes = min(left, tile_bytes), repeated = bytes % BLOCK_BYTES_W;
+    int left = call.n_steps * CUDA_STEP_BYTES;
+    for (; left >= W::tile_bytes; left -= W::tile_bytes, at.advance()) {
+        const uint32_t full = ring.full + at.stage * 8, to = ring.stages + at.stage * STAGE_BYTES + W::weights;
         barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
-        barrier_arrive_expect(full, G * (bytes + repeated));
-        bulk_copy(to, first, bytes, full);
-        bulk_copy(to + tile_bytes, second, bytes, full);
-        first += tile_bytes, second += tile_bytes;
-        if (repeated == 0) continue;
-        bulk_copy(to + bytes, first + (bytes - repeated - tile_bytes), CUDA_STEP_BYTES, full);
-        bulk_copy(to + tile_bytes + bytes, second + (bytes - repeated - tile_bytes), CUDA_STEP_BYTES, full);
+        barrier_arrive_expect(full, G * W::tile_bytes);
+        bulk_copy(to, first, W::tile_bytes, full);
+        bulk_copy(to + W::tile_bytes, second, W::tile_bytes, full);
+        first += W::tile_bytes, second += W::tile_bytes;
     }
+    if (left == 0) return;
+    const uint32_t full = ring.full + at.stage * 8, to = ring.stages + at.stage * STAGE_BYTES + W::weights;
+    const int repeated = left % BLOCK_BYTES_W;
+    barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
+    barrier_arrive_expect(full, G * (left + repeated));
+    bulk_copy(to, first, left, full);
+    bulk_copy(to + W::tile_bytes, second, left, full);
+    if (repeated) {
+        bulk_copy(to + left, first + left - repeated, repeated, full);
+        bulk_copy(to + W::tile_bytes + left, second + left - repeated, repeated, full);
+    }
+    at.advance();
 }
 
 /* Its rows. */
@@ -49,16 +57,13 @@ static __device__ __forceinline__ void fill_x(const fp8_call &call, const gemm_r
     const uint8_t *x = call.x.codes + (int64_t)tokens.first_row * FP8_BLOCK;
     const int64_t block_bytes = call.x.rows * FP8_BLOCK;
     const uint32_t bytes = tokens.n_rows * FP8_BLOCK;
-    for (int left = block_count(call); left > 0; left -= W::blocks, at.advance()) {
+    for (int left = block_count(call); left > 0; left -= W::stage_blocks, at.advance()) {
         const uint32_t full = ring.full + at.stage * 8, to = ring.stages + at.stage * STAGE_BYTES;
-        const bool is_whole = left >= W::blocks;
         barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
-        barrier_arrive_expect(full, is_whole ? W::blocks * bytes : bytes);
-        bulk_copy(to, x, bytes, full);
-        x += block_bytes;
-        if (W::blocks == 1 || !is_whole) continue;
-        bulk_copy(to + W::x_bytes, x, bytes, full);
-        x += block_bytes;
+        barrier_arrive_expect(full, min(left, (int)W::stage_blocks) * bytes);
+#pragma unroll
+        for (int b = 0; b < W::stage_blocks; b++, x += block_bytes)
+            if (b < left) bulk_copy(to + b * W::x_bytes, x, bytes, full);
     }
 }
 
@@ -69,11 +74,11 @@ static __device__ __forceinline__ void fill_scales(const fp8_call &call, const g
 {
     const int thread = threadIdx.x % ROLE_THREADS;
     const float *scales = call.x.scales + tokens.first_row + thread;
-    for (int left = block_count(call); left > 0; left -= W::blocks, at.advance()) {
-        const uint32_t to = ring.stages + at.stage * STAGE_BYTES + W::layout::scales + thread * 4;
+    for (int left = block_count(call); left > 0; left -= W::stage_blocks, at.advance()) {
+        const uint32_t to = ring.stages + at.stage * STAGE_BYTES + W::scales + thread * 4;
         barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
 #pragma unroll
-        for (int b = 0; b < W::blocks; b++) {
+        for (int b = 0; b < W::stage_blocks; b++) {
             if (b > 0 && b >= left) break;
             for (int row = thread; row < tokens.n_rows; row += ROLE_THREADS)
                 copy4(to + (b * W::rows + row - thread) * 4, scales + row - thread);
@@ -110,45 +115,69 @@ static __device__ __forceinline__ void produce(const fp8_call &call, const gemm_
             const int first_tile = (item.group * n_passes + pass) * G;
             if (item.tokens.n_rows <= NARROW)
                 fill_pass<k, which, width<NARROW>>(call, ring, at, item.tokens, first_tile);
+            else if (item.tokens.n_rows <= MIDDLE)
+                fill_pass<k, which, width<MIDDLE>>(call, ring, at, item.tokens, first_tile);
             else
-                fill_pass<k, which, width<MAX_TOKENS>>(call, ring, at, item.tokens, first_tile);
+                fill_pass<k, which, width<FP8_MAX_ROWS>>(call, ring, at, item.tokens, first_tile);
         }
     }
 }
 
 /* ---- Quantisers -------------------------------------------------------------------------------------------------- */
 
-/* Eight threads a row, sixteen columns each; their maxima meet in shared memory (a shuffle anywhere in the kernel makes
- * the compiler give up uniform registers in the consumers' loops). */
-static __device__ __forceinline__ void quantise_item(const fp8_call &call, const gemm_ring &ring, const gemm_item &item,
-                                                     uint32_t &maxima)
+/* The columns of an item that exist, in chunks of 16. */
+static __device__ __forceinline__ int chunk_count(const fp8_call &call, const gemm_item &item)
 {
-    const int thread = threadIdx.x % ROLE_THREADS, chunk = thread % 8, first_column = item.group * FP8_BLOCK + chunk * 16;
-    const int64_t first_row = item.group * call.v.rows + item.tokens.first_row;
-    for (int round = 0; round < item.tokens.n_rows; round += ROLE_THREADS / 8, maxima ^= MAXIMA_BYTES) {
-        const int row = round + thread / 8;
-        const bool is_there = row < item.tokens.n_rows && first_column < call.columns;
-        const uint32_t from = ring.v + (is_there ? row : 0) * V_PITCH + chunk * 32, own = maxima + thread / 8 * 32;
-        uint4 first = load_shared_16(from), second = load_shared_16(from + 16);
-        if (!is_there) first = second = make_uint4(0, 0, 0, 0);
-        store_shared_4(own + chunk * 4, max(fp8_largest(first), fp8_largest(second)));
-        barrier_sync<ROLE_THREADS>(1);
-        if (row >= item.tokens.n_rows) continue;
-        const fp8_divisor by = fp8_divisor_of(max(fp8_largest_of(load_shared_16(own)), fp8_largest_of(load_shared_16(own + 16))) >> 16);
-        *(uint4 *)(call.v.codes + (first_row + row) * FP8_BLOCK + fp8_chunk_offset(row, chunk)) =
-            fp8_chunk(first, second, by);
-        if (chunk == 0) call.v.scales[first_row + row] = by.scale;
+    return min((call.columns - item.group * FP8_BLOCK) / 16, FP8_BLOCK / 16);
+}
+
+/* Rows' scales, a thread a row. */
+static __device__ __forceinline__ void find_divisors(const fp8_call &call, const gemm_ring &ring, const gemm_item &item,
+                                                     int n_chunks)
+{
+    float *scales = call.v.scales + item.group * call.v.rows + item.tokens.first_row;
+    for (int row = threadIdx.x % ROLE_THREADS; row < item.tokens.n_rows; row += ROLE_THREADS) {
+        const uint32_t from = ring.v + row * V_PITCH;
+        uint32_t largest = 0;
+        if (n_chunks == FP8_BLOCK / 16)
+#pragma unroll 4
+            for (int i = 0; i < FP8_BLOCK / 8; i++) largest = fp8_larger(largest, load_shared_16(from + i * 16));
+        else
+            for (int i = 0; i < 2 * n_chunks; i++) largest = fp8_larger(largest, load_shared_16(from + i * 16));
+        const fp8_divisor by = fp8_divisor_of(fp8_largest(largest));
+        scales[row] = by.scale;
+        store_shared_8(from + FP8_BLOCK * 2, __float_as_uint(by.scale), __float_as_uint(by.reciprocal));
     }
 }
 
-template <int n_passes>
-static __device__ __forceinline__ void quantise(const fp8_call &call, const gemm_ring &ring)
+/* Codes, eight threads a row, sixteen columns each. */
+static __device__ __forceinline__ void store_codes(const fp8_call &call, const gemm_ring &ring, const gemm_item &item,
+                                                   int n_chunks)
 {
-    uint32_t parity = 0, maxima = ring.maxima;
+    const int thread = threadIdx.x % ROLE_THREADS, chunk = thread % 8;
+    uint8_t *codes = call.v.codes + (item.group * call.v.rows + item.tokens.first_row) * FP8_BLOCK;
+    for (int row = thread / 8; row < item.tokens.n_rows; row += ROLE_THREADS / 8) {
+        const uint32_t in_row = ring.v + row * V_PITCH, from = in_row + chunk * 32;
+        const uint2 divisor = load_shared_8(in_row + FP8_BLOCK * 2);
+        const fp8_divisor by = {__uint_as_float(divisor.x), __uint_as_float(divisor.y)};
+        uint4 out = fp8_chunk(load_shared_16(from), load_shared_16(from + 16), by);
+        if (chunk >= n_chunks) out = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(codes + row * FP8_BLOCK + fp8_chunk_offset(row, chunk)) = out;
+    }
+}
+
+template <int n_passes> static __device__ __forceinline__ void quantise(const fp8_call &call, const gemm_ring &ring)
+{
+    uint32_t parity = 0;
     for (item_list<n_passes> items(call); !items.is_over(); items.advance(), parity ^= 1) {
         const gemm_item item = items.load(call);
         barrier_wait(ring.v_full, parity);
-        quantise_item(call, ring, item, maxima);
+        const int n_chunks = chunk_count(call, item);
+        if (n_chunks > 0) {
+            find_divisors(call, ring, item, n_chunks);
+            barrier_sync<ROLE_THREADS>(1);
+            store_codes(call, ring, item, n_chunks);
+        }
         barrier_arrive(ring.v_empty);
     }
 }

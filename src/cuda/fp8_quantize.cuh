@@ -37,10 +37,10 @@ static __device__ __forceinline__ uint32_t fp8_code_pair(float first, float seco
 static __device__ __forceinline__ uint32_t fp8_codes(uint32_t low, uint32_t high, const fp8_divisor &by)
 {
     if (!(by.scale >= 0.0f)) return 0;
-    uint32_t first = fp8_code_pair(fp8_divide(__uint_as_float(low << 16), by),
-                                   fp8_divide(__uint_as_float(low & 0xFFFF0000u), by));
-    uint32_t second = fp8_code_pair(fp8_divide(__uint_as_float(high << 16), by),
-                                    fp8_divide(__uint_as_float(high & 0xFFFF0000u), by));
+    uint32_t first =
+        fp8_code_pair(fp8_divide(__uint_as_float(low << 16), by), fp8_divide(__uint_as_float(low & 0xFFFF0000u), by));
+    uint32_t second =
+        fp8_code_pair(fp8_divide(__uint_as_float(high << 16), by), fp8_divide(__uint_as_float(high & 0xFFFF0000u), by));
     return first | second << 16;
 }
 
@@ -51,18 +51,18 @@ static __device__ __forceinline__ uint4 fp8_chunk(uint4 first, uint4 second, con
             fp8_codes(second.z, second.w, by)};
 }
 
-/* Bits of the largest magnitude of eight bf16, in the upper half; the lower is of no account. */
-static __device__ __forceinline__ uint32_t fp8_largest(uint4 v)
+/* The larger of bf16's magnitudes in each half: `most` so far, and those of eight more. */
+static __device__ __forceinline__ uint32_t fp8_larger(uint32_t most, uint4 v)
 {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-    uint32_t most = 0;
-    for (uint32_t word : words) most = max(most, max(word & 0x7FFFFFFFu, word << 16 & 0x7FFF0000u));
+    for (uint32_t word : words) most = __vmaxu2(most, word & 0x7FFF7FFFu);
     return most;
 }
 
-static __device__ __forceinline__ uint32_t fp8_largest_of(uint4 v)
+/* Bits of the larger of two magnitudes. */
+static __device__ __forceinline__ uint32_t fp8_largest(uint32_t halves)
 {
-    return max(max(v.x, v.y), max(v.z, v.w));
+    return max(halves >> 16, halves & 0xFFFFu);
 }
 
 /* Byte offset of a row's chunk of 16 columns in its 128, `row` counted within its expert or tile. */

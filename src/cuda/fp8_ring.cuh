@@ -15,51 +15,48 @@ enum : int {
     G = 2, /* consumer warpgroups */
     THREADS = (G + 1) * WARPGROUP,
     ROLE_THREADS = 64, /* of a producers' role that takes two warps */
-    PRODUCER_REGISTERS = 40,
-    CONSUMER_REGISTERS = 232
+    PRODUCER_REGISTERS = 56,
+    CONSUMER_REGISTERS = 224
 };
 
-/* Blocks of 128 k a stage, by the width of the token tile: what is narrow is bound by decoding and synchronisation and
- * has registers to spare. */
-enum : int { NARROW = 48, NARROW_BLOCKS = 2, WIDE_BLOCKS = 1, BLOCK_STEPS = FP8_BLOCK / CUDA_STEP_K };
+/* Blocks of 128 k that are multiplied at a time, by the width of the token tile: what is narrow has registers to spare,
+ * and waits for less then.  A stage holds as many as it has room for: what a producer does for one takes about 1,000
+ * clocks whatever it brings. */
+enum : int { NARROW = 48, MIDDLE = 80, BLOCK_STEPS = FP8_BLOCK / CUDA_STEP_K };
 enum : int { BLOCK_BYTES_W = BLOCK_STEPS * CUDA_STEP_BYTES }; /* of one tile's weights */
 
 /* A stage: rows of x, 128 bytes a block, then each warpgroup's packed weights, then the rows' scales. */
-template <int rows, int blocks> struct stage_layout {
-    static constexpr int weights = rows * blocks * FP8_BLOCK, scales = weights + G * blocks * BLOCK_BYTES_W;
-    static constexpr int bytes = (scales + rows * blocks * 4 + 1023) / 1024 * 1024;
+template <int N> struct width {
+    static constexpr int rows = N <= NARROW ? (int)NARROW : N <= MIDDLE ? (int)MIDDLE : (int)FP8_MAX_ROWS; /* room */
+    static constexpr int blocks = N <= MIDDLE ? 2 : 1; /* at a time */
+    static constexpr int groups = N <= NARROW ? 2 : N <= MIDDLE ? 1 : 2;
+    static constexpr int stage_blocks = groups * blocks;
+    static constexpr int x_bytes = rows * FP8_BLOCK; /* of a block */
+    static constexpr int weights = stage_blocks * x_bytes, tile_bytes = stage_blocks * BLOCK_BYTES_W;
+    static constexpr int scales = weights + G * tile_bytes;
+    static constexpr int bytes = (scales + stage_blocks * rows * 4 + 1023) / 1024 * 1024;
 };
-enum : int {
-    NARROW_BYTES = stage_layout<NARROW, NARROW_BLOCKS>::bytes,
-    WIDE_BYTES = stage_layout<MAX_TOKENS, WIDE_BLOCKS>::bytes,
-    STAGE_BYTES = NARROW_BYTES > WIDE_BYTES ? (int)NARROW_BYTES : (int)WIDE_BYTES
-};
+enum : int { STAGES = 3, STAGE_BYTES = width<NARROW>::bytes };
+static_assert(width<MIDDLE>::bytes <= STAGE_BYTES && width<FP8_MAX_ROWS>::bytes <= STAGE_BYTES, "the largest");
 
-/* The intermediate of an item as bf16; rows are an odd number of 16-byte units apart, for the banks. */
-enum : int { V_PITCH = FP8_BLOCK * 2 + 16, V_BYTES = MAX_TOKENS * V_PITCH };
+/* The intermediate of an item as bf16; rows are an odd number of 16-byte units apart, for the banks, and the quantisers
+ * keep a row's scale and its reciprocal in the last of them. */
+enum : int { V_PITCH = FP8_BLOCK * 2 + 16, V_BYTES = FP8_MAX_ROWS * V_PITCH };
 
-/* What the quantisers exchange in a round: eight words a row, twice. */
-enum : int { MAXIMA_BYTES = ROLE_THREADS * 4 };
+enum : int { X_SCALE_BYTES = FP8_MAX_ROWS * 4 };
 
 enum kind { GATE_UP, DOWN };
 template <kind k> struct ring_size {
-    static constexpr int stages = k == DOWN ? 7 : 6;
-    static constexpr int v = stages * STAGE_BYTES; /* where the intermediate lies */
-    static constexpr int maxima = (v + (k == DOWN ? 0 : V_BYTES) + 1023) / 1024 * 1024;
-    static constexpr int barriers = maxima + (k == DOWN ? 0 : 2 * MAXIMA_BYTES);
+    static constexpr int stages = STAGES;
+    static constexpr int v = stages * STAGE_BYTES;                 /* where the intermediate lies */
+    static constexpr int x_scales = v + (k == DOWN ? 0 : V_BYTES); /* a copy a consumer warpgroup, of two items */
+    static constexpr int barriers = x_scales + (k == DOWN ? 0 : 2 * G * X_SCALE_BYTES);
     static constexpr int bytes = barriers + (2 * stages + 2) * 8 + 1024;
-};
-
-template <int N> struct width {
-    static constexpr bool narrow = N <= NARROW;
-    static constexpr int rows = narrow ? (int)NARROW : (int)MAX_TOKENS; /* that a stage has room for */
-    static constexpr int blocks = narrow ? NARROW_BLOCKS : WIDE_BLOCKS;
-    static constexpr int x_bytes = rows * FP8_BLOCK; /* of a block */
-    using layout = stage_layout<rows, blocks>;
+    static_assert(bytes <= 227 * 1024, "what a block may have");
 };
 
 struct gemm_ring {
-    uint32_t stages, full, empty, v, maxima, v_full, v_empty; /* shared addresses */
+    uint32_t stages, full, empty, v, x_scales, v_full, v_empty; /* shared addresses */
 };
 
 template <kind k> struct ring_position {
@@ -71,10 +68,10 @@ template <kind k> struct ring_position {
 };
 
 template <moe4_activation activation>
-constexpr bool is_gated = activation != MOE4_ACTIVATION_IDENTITY && activation != MOE4_ACTIVATION_RELU2;
+constexpr bool is_gated = activation != MOE4_ACTIVATION_IDENTITY &&activation != MOE4_ACTIVATION_RELU2;
 
 /* Pairs of tiles that an item takes one after the other: gated gate/up yields 128 columns in two. */
-template <kind k, moe4_activation activation> constexpr int passes = k == GATE_UP && is_gated<activation> ? 2 : 1;
+template <kind k, moe4_activation activation> constexpr int passes = k == GATE_UP &&is_gated<activation> ? 2 : 1;
 
 struct gemm_item {
     token_tile tokens;

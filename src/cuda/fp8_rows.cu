@@ -71,9 +71,9 @@ __device__ void gather_values(const fp8_gather_call &call, int64_t token, int64_
     uint32_t largest = 0;
     for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS) {
         const chunk16 v = load_chunk(call, token, chunk);
-        largest = max(largest, max(fp8_largest(v.first), fp8_largest(v.second)));
+        largest = fp8_larger(fp8_larger(largest, v.first), v.second);
     }
-    const fp8_divisor by = fp8_divisor_of(block_max(largest) >> 16);
+    const fp8_divisor by = fp8_divisor_of(block_max(fp8_largest(largest)));
     for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS) {
         const chunk16 v = load_chunk(call, token, chunk);
         scatter(call, token, chunk, fp8_chunk(v.first, v.second, by));

@@ -185,6 +185,13 @@ int fp8_configure(void);
 int fp8_gate_up(const struct fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 int fp8_down(const struct fp8_call *call, int32_t n_blocks, cuda_stream stream);
 
+/* The same for token tiles of up to STREAM_ROWS rows, which quantise x and the intermediate as they read them
+ * (fp8_stream.cu). */
+int fp8_stream_configure(void);
+int fp8_stream_gate_up(const struct fp8_stream_call *call, moe4_activation activation, int32_t n_blocks,
+                       cuda_stream stream);
+int fp8_stream_down(const struct fp8_stream_call *call, int32_t n_blocks, cuda_stream stream);
+
 /* The same in plain fp32 for weights whose scales are stored raw. */
 int fp8_exact_gate_up(const struct fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 int fp8_exact_down(const struct fp8_call *call, int32_t n_blocks, cuda_stream stream);

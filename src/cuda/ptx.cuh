@@ -188,20 +188,56 @@ static __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
     return v;
 }
 
+static __device__ __forceinline__ uint2 load_shared_8(uint32_t address)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+    return v;
+}
+
 /* The same by index, as a pointer: constant offsets then go into the instructions. */
 static __device__ __forceinline__ const float2 *shared_pairs(uint32_t address)
 {
     return (const float2 *)__cvta_shared_to_generic(address);
 }
 
-static __device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t v)
+/* Stores if wanted, without a branch. */
+static __device__ __forceinline__ void store_shared_2_if(bool wanted, uint32_t address, uint16_t v)
 {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.b32 wanted, %0, 0;\n"
+                 "@wanted st.shared.u16 [%1], %2;\n"
+                 "}" ::"r"((int)wanted),
+                 "r"(address), "h"(v)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_shared_4_if(bool wanted, uint32_t address, uint32_t v)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.b32 wanted, %0, 0;\n"
+                 "@wanted st.shared.u32 [%1], %2;\n"
+                 "}" ::"r"((int)wanted),
+                 "r"(address), "r"(v)
+                 : "memory");
 }
 
 static __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared_8(uint32_t address, uint32_t first, uint32_t second)
+{
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4 &v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 static __device__ __forceinline__ void store_shared_zeros(uint32_t address)

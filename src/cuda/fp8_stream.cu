@@ -1,0 +1,53 @@
+#include <algorithm>
+
+#include "cuda/fp8_stream.cuh"
+#include "cuda/launch.cuh"
+
+typedef void kernel_function(const fp8_stream_call);
+
+template <moe4_activation activation> static constexpr kernel_function *gate_up = fp8_stream::kernel<activation, false>;
+static kernel_function *const down = fp8_stream::kernel<MOE4_ACTIVATION_IDENTITY, true>;
+
+static kernel_function *const gate_ups[N_ACTIVATIONS] = {
+    nullptr,
+    gate_up<MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
+    gate_up<MOE4_ACTIVATION_SWIGLU_OAI>,
+    gate_up<MOE4_ACTIVATION_SITU>,
+    gate_up<MOE4_ACTIVATION_GEGLU>,
+    gate_up<MOE4_ACTIVATION_GEGLU_TANH>,
+    gate_up<MOE4_ACTIVATION_SWIGLU_STEP>,
+    gate_up<MOE4_ACTIVATION_RELU2>,
+    gate_up<MOE4_ACTIVATION_IDENTITY>,
+};
+
+enum { ALIGNMENT = 1024 /* of x; what shared memory begins with is not */ };
+
+int fp8_stream_configure(void)
+{
+    const int bytes = STREAM_SHARED_BYTES + ALIGNMENT;
+    int error = cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    for (kernel_function *each : gate_ups)
+        if (each && !error) error = cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return error;
+}
+
+static int launch_sized(kernel_function *kernel, const fp8_stream_call *call, int32_t n_blocks, cuda_stream stream)
+{
+    fp8_stream_call sized = *call;
+    const int32_t n_steps = call->stream.gemm.n_steps;
+    sized.stream.n_buffers = fp8_stream_buffers(n_steps);
+    const int32_t x_bytes = sized.stream.n_buffers * fp8_stream_buffer_bytes(n_steps);
+    sized.stream.n_stages = std::min((STREAM_SHARED_BYTES - x_bytes) / STREAM_RING_BYTES, (int)STREAM_STAGES);
+    return launch(kernel, &sized, n_blocks, fp8_stream::THREADS,
+                  sized.stream.n_stages * STREAM_RING_BYTES + x_bytes + ALIGNMENT, stream);
+}
+
+int fp8_stream_gate_up(const fp8_stream_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
+{
+    return launch_sized(gate_ups[activation], call, n_blocks, stream);
+}
+
+int fp8_stream_down(const fp8_stream_call *call, int32_t n_blocks, cuda_stream stream)
+{
+    return launch_sized(down, call, n_blocks, stream);
+}
