@@ -45,6 +45,7 @@ target_link_libraries(moe4_cuda PUBLIC ${MOE4_CUDART} ${CMAKE_DL_LIBS} rt Thread
 
 target_sources(moe4_objects PRIVATE
     src/cuda/backend.c src/cuda/device.c src/cuda/fill.c src/cuda/forward.c src/cuda/forward_fp8.c
+    src/cuda/forward_rows.c
     src/cuda/isa.c src/cuda/layout.c src/cuda/prepared.c src/cuda/tiling.c src/cuda/upload.c src/cuda/workspace.c)
 target_compile_definitions(moe4_objects PRIVATE MOE4_HAS_CUDA)
 target_include_directories(moe4_objects SYSTEM PRIVATE ${cuda_root}/include)

@@ -49,35 +49,6 @@ static void *slots_at(void *array, int64_t first)
     return array ? (char *)array + first * 4 : NULL;
 }
 
-/* ---- Which kernels ----------------------------------------------------------------------------------------------- */
-
-static int32_t best_tile_rows(const struct cuda_forward *f)
-{
-    if (!f->prepared->level->gemm_stream) return MAX_TOKENS;
-    const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
-    return choose_tile_rows((int32_t)mean, f->prepared->gate_up.n_steps, f->prepared->down.n_steps);
-}
-
-static int is_streamed(const struct cuda_forward *f)
-{
-    return f->prepared->level->gemm_stream && f->tile_rows == STREAM_ROWS &&
-           stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
-}
-
-/* By what was measured (moe4_tune), else by rules that are good everywhere. */
-static void choose_kernels(struct cuda_forward *f)
-{
-    const int32_t rows = tuning_find(f->context, f->layer, f->batch->compute, f->batch->n_tokens, f->A).tile_tokens;
-    if (f->prepared->is_fp8) {
-        fp8_choose_kernels(f, rows);
-    } else {
-        f->tile_rows = rows ? rows : best_tile_rows(f);
-        f->is_streamed = is_streamed(f);
-    }
-    f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
-                           is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
-}
-
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
 static struct route_outputs route_outputs_of(const struct cuda_forward *f)
@@ -146,6 +117,7 @@ static int route_by_logits(const struct cuda_forward *f)
         .dtype = given ? given->dtype : MOE4_DTYPE_F32,
         .ld = given ? given->ld : f->layer->E,
         .token_ids = f->batch->token_ids ? f->batch->token_ids + f->first_token : NULL,
+        .is_after_x = f->is_x_first && given,
         .logits_copy = f->result->logits ? f->result->logits + f->first_token * f->layer->E : NULL,
         .router = f->prepared->router,
         .out = route_outputs_of(f),
@@ -156,7 +128,11 @@ static int route_by_logits(const struct cuda_forward *f)
 static int route_stage(const struct cuda_forward *f)
 {
     if (!f->call->topk) return route_by_logits(f);
-    struct route_given_call call = {f->T, *f->call->topk, route_outputs_of(f), group_call_of(f)};
+    struct route_given_call call = {.T = f->T,
+                                    .topk = *f->call->topk,
+                                    .is_after_x = f->is_x_first,
+                                    .out = route_outputs_of(f),
+                                    .group = group_call_of(f)};
     call.topk.ids += f->first_token * call.topk.ld_ids;
     call.topk.weights = row_at(call.topk.weights, f->first_token, call.topk.ld_weights, call.topk.weights_dtype);
     return (f->is_routed_at_once ? route_given_at_once : route_given)(&call, f->stream);
@@ -182,74 +158,9 @@ static int group_stage(const struct cuda_forward *f)
     return group_rows(&call, f->stream);
 }
 
-const void *x_of(const struct cuda_forward *f)
+static int x_stage(const struct cuda_forward *f)
 {
-    return row_at(f->batch->x, f->first_token, f->batch->ldx, f->batch->x_dtype);
-}
-
-const float *input_weights(const struct cuda_forward *f)
-{
-    return f->weights_on_input ? f->weights + f->first_slot : NULL;
-}
-
-static int is_mxfp8(const struct cuda_forward *f)
-{
-    return f->batch->compute == MOE4_COMPUTE_MXFP8;
-}
-
-int is_direct(const struct cuda_forward *f)
-{
-    return !is_mxfp8(f) && f->batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input && f->batch->ldx % 8 == 0 &&
-           (uintptr_t)f->batch->x % 16 == 0;
-}
-
-static int quantize_x(const struct cuda_forward *f)
-{
-    const struct quantize_call call = {
-        .T = f->T,
-        .max_rows = f->T.n_tokens,
-        .x = x_of(f),
-        .dtype = f->batch->x_dtype,
-        .ldx = f->batch->ldx,
-        .columns = f->layer->H,
-        .x_scale = row_at(f->batch->x_scale, f->first_token, f->batch->ldx_scale, MOE4_DTYPE_E8M0),
-        .ldx_scale = f->batch->ldx_scale,
-        .weights = input_weights(f),
-        .out = f->converted};
-    return quantize_rows(&call, f->stream);
-}
-
-/* v' in mxfp8 compute, in place. */
-static int quantize_stage(const struct cuda_forward *f)
-{
-    if (!is_mxfp8(f)) return 0;
-    const struct quantize_call call = {.T = f->T,
-                                       .n_rows = f->numbers + N_ROWS,
-                                       .max_rows = (int64_t)f->T.n_tokens * f->A,
-                                       .x = f->intermediate,
-                                       .dtype = MOE4_DTYPE_BF16,
-                                       .ldx = f->layer->I,
-                                       .columns = f->layer->I,
-                                       .out = f->intermediate,
-                                       .codes = f->result->intermediate,
-                                       .scales = f->result->intermediate_scale,
-                                       .row_output = f->row_output};
-    return quantize_rows(&call, f->stream);
-}
-
-static int convert_stage(const struct cuda_forward *f)
-{
-    if (f->prepared->is_fp8) return f->is_streamed ? 0 : fp8_gather_stage(f);
-    if (is_mxfp8(f)) return quantize_x(f);
-    if (is_direct(f)) return 0;
-    const struct convert_call call = {.T = f->T,
-                                      .x = x_of(f),
-                                      .dtype = f->batch->x_dtype,
-                                      .ldx = f->batch->ldx,
-                                      .columns = f->layer->H,
-                                      .weights = input_weights(f),
-                                      .out = f->converted};
-    return convert_rows(&call, f->stream);
+    return f->is_x_first ? 0 : rows_convert_stage(f);
 }
 
 struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix)
@@ -273,7 +184,7 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const 
     int64_t items = f->plan.max_tiles * call->n_tiles;
     int32_t n_blocks = items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
     const struct cuda_level *level = f->prepared->level;
-    struct stream_call stream = {.gemm = *call};
+    struct stream_call stream = {.gemm = *call, .quantizes = next && is_quantized_at_once(f)};
     if (next) stream.next_weights = next->packed, stream.next_tiles = next->n_tiles, stream.next_steps = next->n_steps;
     int error = f->is_streamed ? level->gemm_stream(&stream, activation, n_blocks, f->stream)
                                : level->gemm(call, activation, n_blocks, f->stream);
@@ -309,38 +220,37 @@ static int down_stage(const struct cuda_forward *f)
     return run_gemm(f, &call, NULL, MOE4_ACTIVATION_IDENTITY);
 }
 
-static int output_stage(const struct cuda_forward *f)
+/* ---- Which kernels ----------------------------------------------------------------------------------------------- */
+
+static int32_t best_tile_rows(const struct cuda_forward *f)
 {
-    const struct copy_call copies[] = {
-        {f->intermediate, f->layer->I, f->layer->I, f->numbers + N_ROWS,
-         f->batch->compute == MOE4_COMPUTE_BF16 ? f->result->intermediate : NULL, f->row_output},
-        {f->z, f->plan.ldz, f->layer->output_size, f->numbers + N_ROWS, f->result->gemm2_rows, f->row_output},
-    };
-    int error = f->prepared->is_fp8 ? fp8_output_stage(f) : 0;
-    for (int i = 0; !error && i < 2; i++)
-        if (copies[i].to) error = copy_rows(&copies[i], f->stream);
-    return error;
+    if (!f->prepared->level->gemm_stream) return MAX_TOKENS;
+    const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
+    return choose_tile_rows((int32_t)mean, f->prepared->gate_up.n_steps, f->prepared->down.n_steps);
 }
 
-static int combine_stage(const struct cuda_forward *f)
+static int is_streamed(const struct cuda_forward *f)
 {
-    if (!f->result->y) return 0;
-    const int has_unknown = f->prepared->router.method == MOE4_ROUTING_HASH && !f->call->topk;
-    const struct combine_call call = {
-        .T = f->T,
-        .z = f->z,
-        .ldz = f->plan.ldz,
-        .row_map = f->row_map + f->first_slot,
-        .ids = has_unknown ? f->ids + f->first_slot : NULL,
-        .weights = f->weights_on_input ? NULL : f->weights + f->first_slot,
-        .top_k = f->A,
-        .columns = f->layer->output_size,
-        .y = (void *)row_at(f->result->y, f->first_token, f->result->ldy, f->result->y_dtype),
-        .dtype = f->result->y_dtype,
-        .ldy = f->result->ldy,
-        .write = f->result->write};
-    return combine_rows(&call, f->stream);
+    return f->prepared->level->gemm_stream && f->tile_rows == STREAM_ROWS &&
+           stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
 }
+
+/* By what was measured (moe4_tune), else by rules that are good everywhere. */
+static void choose_kernels(struct cuda_forward *f)
+{
+    const int32_t rows = tuning_find(f->context, f->layer, f->batch->compute, f->batch->n_tokens, f->A).tile_tokens;
+    if (f->prepared->is_fp8) {
+        fp8_choose_kernels(f, rows);
+    } else {
+        f->tile_rows = rows ? rows : best_tile_rows(f);
+        f->is_streamed = is_streamed(f);
+    }
+    f->is_x_first = !f->is_chunked && !f->prepared->is_fp8 && !f->weights_on_input && !is_direct(f);
+    f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
+                           is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
+}
+
+/* ---- The call ---------------------------------------------------------------------------------------------------- */
 
 struct stage {
     const char *name;
@@ -373,11 +283,13 @@ static moe4_status run_chunks(struct cuda_forward *f, const struct stage *stages
 static moe4_status run(struct cuda_forward *f)
 {
     static const struct stage routing[] = {{"routing", route_stage}}, numbering[] = {{"numbering", number_stage}};
-    static const struct stage experts[] = {{"grouping", group_stage},  {"conversion of x", convert_stage},
-                                           {"gate/up", gate_up_stage}, {"quantising", quantize_stage},
-                                           {"down", down_stage},       {"outputs", output_stage},
-                                           {"combine", combine_stage}};
-    moe4_status status = run_chunks(f, routing, 1);
+    static const struct stage x[] = {{"conversion of x", rows_convert_stage}};
+    static const struct stage experts[] = {{"grouping", group_stage},      {"x of routed rows", x_stage},
+                                           {"gate/up", gate_up_stage},     {"quantising", rows_quantize_stage},
+                                           {"down", down_stage},           {"outputs", rows_output_stage},
+                                           {"combine", rows_combine_stage}};
+    moe4_status status = f->is_x_first ? run_chunks(f, x, 1) : MOE4_OK;
+    if (!status) status = run_chunks(f, routing, 1);
     if (!status) status = run_stages(f, numbering, 1);
     return status ? status : run_chunks(f, experts, sizeof experts / sizeof *experts);
 }

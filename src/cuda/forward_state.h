@@ -17,6 +17,7 @@ struct cuda_forward {
     int weights_on_input;
     int is_chunked;
     int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream or fp8_stream_.. */
+    int is_x_first;                     /* x is converted while routing runs */
     int32_t tile_rows;                  /* most of a token tile */
     cuda_stream stream;
 
@@ -40,6 +41,16 @@ int fp8_gather_stage(const struct cuda_forward *f);
 int fp8_gate_up_stage(const struct cuda_forward *f);
 int fp8_down_stage(const struct cuda_forward *f);
 int fp8_output_stage(const struct cuda_forward *f);
+
+/* Those that move and convert rows (forward_rows.c). */
+int rows_convert_stage(const struct cuda_forward *f);
+int rows_quantize_stage(const struct cuda_forward *f);
+int rows_output_stage(const struct cuda_forward *f);
+int rows_combine_stage(const struct cuda_forward *f);
+
+int is_mxfp8(const struct cuda_forward *f);
+/* Whether gate/up stores v' as its codes are worth, and nobody wants the codes. */
+int is_quantized_at_once(const struct cuda_forward *f);
 
 /* Row `row` of an array of the caller's, NULL if there is none. */
 const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype);

@@ -94,6 +94,7 @@ struct stream_call {
     struct gemm_call gemm;
     const uint8_t *next_weights; /* of the GEMM after this one, on the same token tiles; NULL = none */
     int32_t next_tiles, next_steps;
+    int32_t quantizes;           /* 1 = out holds what MXFP8 codes of the results are worth */
     int32_t n_buffers, n_stages; /* set by gemm_stream */
 };
 

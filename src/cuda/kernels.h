@@ -124,7 +124,8 @@ struct route_logits_call {
     moe4_dtype dtype;
     int64_t ld;
     const int32_t *token_ids; /* HASH */
-    float *logits_copy;       /* [T, E] or NULL */
+    int32_t is_after_x; /* 1 = the kernel before only converts x: not waited for, but it is over when this one is */
+    float *logits_copy; /* [T, E] or NULL */
     struct device_router router;
     struct route_outputs out;
     struct group_call group; /* for route_logits_at_once */
@@ -134,6 +135,7 @@ int route_logits(const struct route_logits_call *call, cuda_stream stream);
 struct route_given_call {
     struct token_count T;
     moe4_topk topk;
+    int32_t is_after_x; /* as above */
     struct route_outputs out;
     struct group_call group; /* for route_given_at_once */
 };

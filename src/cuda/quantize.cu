@@ -3,33 +3,11 @@
 
 #include "base/dims.h"
 #include "base/checked.h"
-#include "cuda/e4m3.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/mxfp8.cuh"
 
 namespace
 {
-
-constexpr uint8_t NAN_SCALE = 0xFF;
-
-__device__ uint32_t scale_of(float amax)
-{
-    uint32_t bits = __float_as_uint(amax * (1.0f / 448.0f)), exponent = bits >> 23, mantissa = bits & 0x7FFFFFu;
-    if (exponent == 0) return mantissa > 0x400000u;
-    exponent += mantissa != 0;
-    return exponent > 0xFE ? 0xFE : exponent;
-}
-
-__device__ float inverse_of(uint32_t scale)
-{
-    if (scale == 0) return 0.0f;
-    return __uint_as_float(scale == 0xFE ? 0x00400000u : (254u - scale) << 23);
-}
-
-__device__ float e8m0_value(uint32_t scale)
-{
-    if (scale == NAN_SCALE) return __uint_as_float(0x7FC00000u);
-    return __uint_as_float(scale ? scale << 23 : 1u << 22);
-}
 
 /* A lane's part of a block: eight elements as pairs of bf16, lower k first; the block's other lanes are its neighbours.
  */

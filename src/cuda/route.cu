@@ -274,26 +274,41 @@ __device__ void route_slot(const route_given_call &call, int64_t slot)
     if (call.out.weights_copy && call.topk.weight_use == MOE4_WEIGHT_ON_INPUT) call.out.weights_copy[slot] = 1.0f;
 }
 
+/* As begin_kernel; what ran before a kernel that only converts x is over anyway. */
+__device__ void begin_routing(bool is_after_x)
+{
+    if (!is_after_x) wait_for_predecessors();
+    launch_dependents();
+}
+
+/* By all threads that come this far: the next kernel waits for this one alone. */
+__device__ void end_routing(bool is_after_x)
+{
+    if (is_after_x) wait_for_predecessors();
+}
+
 __global__ void route_kernel(const __grid_constant__ route_logits_call call)
 {
-    begin_kernel();
+    begin_routing(call.is_after_x);
     const int64_t t = blockIdx.x * (int64_t)(blockDim.x / 32) + threadIdx.x / 32;
     if (t == 0 && threadIdx.x % 32 == 0) {
         *call.out.ticket = 0;
         check_token_count(call.T, call.out.faults);
     }
     if (t < token_count_of(call.T)) route_token(call, t);
+    end_routing(call.is_after_x);
 }
 
 __global__ void given_kernel(const __grid_constant__ route_given_call call)
 {
-    begin_kernel();
+    begin_routing(call.is_after_x);
     const int64_t slot = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     if (slot == 0) {
         *call.out.ticket = 0;
         check_token_count(call.T, call.out.faults);
     }
     if (slot < (int64_t)token_count_of(call.T) * call.topk.top_k) route_slot(call, slot);
+    end_routing(call.is_after_x);
 }
 
 /* All blocks are one cluster, which routes together; then its first block groups, a thread a slot. */
@@ -304,22 +319,24 @@ __global__ void __launch_bounds__(ONCE_THREADS) route_once_kernel(const __grid_c
 {
     extern __shared__ double shared[];
     for (int32_t e = threadIdx.x * 32; e < call.out.n_experts; e += ONCE_THREADS * 32) prefetch(&call.out.local_of[e]);
-    begin_kernel();
+    begin_routing(call.is_after_x);
     if (blockIdx.x + threadIdx.x == 0) check_token_count(call.T, call.out.faults);
     const int32_t T = token_count_of(call.T), step = gridDim.x * ONCE_WARPS;
     for (int32_t t = blockIdx.x + threadIdx.x / 32 * gridDim.x; t < T; t += step) route_token(call, t);
     cluster_sync();
     if (blockIdx.x == 0) group_block<ONCE_WARPS>(call.group, shared);
+    end_routing(call.is_after_x);
 }
 
 __global__ void __launch_bounds__(ONCE_THREADS) given_once_kernel(const __grid_constant__ route_given_call call)
 {
     extern __shared__ double shared[];
-    begin_kernel();
+    begin_routing(call.is_after_x);
     if (threadIdx.x == 0) check_token_count(call.T, call.out.faults);
     if ((int32_t)threadIdx.x < token_count_of(call.T) * call.topk.top_k) route_slot(call, threadIdx.x);
     __syncthreads();
     group_block<ONCE_WARPS>(call.group, shared);
+    end_routing(call.is_after_x);
 }
 
 /* A warp a logit: 32 partial sums over k = lane, lane + 32, ..., then a fixed tree. */

@@ -13,14 +13,12 @@
 #define MOE4_CUDA_STREAM_CUH
 
 #include "cuda/decode.cuh"
-#include "cuda/epilogue.cuh"
 #include "cuda/gemm.h"
 #include "cuda/layout.h"
 #include "cuda/ptx.cuh"
+#include "cuda/stream_epilogue.cuh"
 
 enum : int {
-    TEAM = 128, /* threads that multiply */
-    STREAM_WARPS = STREAM_TEAMS * TEAM / 32,
     STREAM_THREADS = (STREAM_WARPS + STREAM_TEAMS) * 32,
     NEXT_BYTES = 128 * 1024 /* that a block brings into the second-level cache for the next GEMM */
 };
@@ -56,8 +54,9 @@ struct stream_block {
     const stream_call &call;
     int n_token_tiles;
     stream_share share;
-    uint32_t x, x_full; /* shared addresses of the buffers and of a barrier each */
-    int *left;          /* warps that have left a buffer's segment */
+    uint32_t x, x_full;  /* shared addresses of the buffers and of a barrier each */
+    int *left;           /* warps that have left a buffer's segment */
+    tile_maxima *maxima; /* of kernels that quantise to MXFP8 */
 };
 
 static __device__ __forceinline__ uint32_t buffer_of(const stream_block &block, int segment)
@@ -253,7 +252,7 @@ static __device__ __forceinline__ void run_tiles(const stream_block &block, ring
     if (warp < min(block.call.n_buffers, block.share.n_segments)) load_segment(block, warp);
     tile_place tile = block.share.first;
     advance(tile, team, call.n_tiles);
-    int segment = -1;
+    int segment = -1, half = 0;
     for (int left = block.share.n_tiles - team; left > 0; left -= STREAM_TEAMS) {
         const token_tile tokens = call.token_tiles[tile.token_tile];
         const strip own = {tile.tile, warp % 4};
@@ -261,7 +260,10 @@ static __device__ __forceinline__ void run_tiles(const stream_block &block, ring
         float d[4];
         enter_segment(block, &segment, tile.token_tile - block.share.first.token_tile);
         multiply_tile(block, d, buffer_of(block, segment) + in_x, at);
-        store_sums<STREAM_ROWS, activation>(call, tokens, own, rows, d);
+        if (block.call.quantizes)
+            store_quantized<activation>(call, tokens, own, rows, d, block.maxima->of[half ^= 1]);
+        else
+            store_sums<STREAM_ROWS, activation>(call, tokens, own, rows, d);
         advance(tile, STREAM_TEAMS, call.n_tiles);
     }
     enter_segment(block, &segment, block.share.n_segments - 1);
@@ -273,6 +275,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1) stream_kernel(const __grid_
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t x_full[2], ring[STREAM_TEAMS * STREAM_STAGES * 2]; /* full, empty of every stage */
     __shared__ int left[2];
+    __shared__ tile_maxima maxima;
     const int n_stages = STREAM_TEAMS * call.n_stages;
     const uint32_t stages = shared_address(shared), x = stages + n_stages * STREAM_STAGE_BYTES;
     if (threadIdx.x < n_stages) {
@@ -289,8 +292,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1) stream_kernel(const __grid_
     launch_dependents();
     __syncthreads();
     const int n_token_tiles = *call.gemm.n_token_tiles;
-    const stream_block block = {call, n_token_tiles,          share_of_block(n_token_tiles, call.gemm.n_tiles),
-                                x,    shared_address(x_full), left};
+    const stream_block block = {call,   n_token_tiles,          share_of_block(n_token_tiles, call.gemm.n_tiles),
+                                x,      shared_address(x_full), left,
+                                &maxima};
     const int warp = threadIdx.x / 32, is_filling = warp >= STREAM_WARPS;
     const int team = is_filling ? warp - STREAM_WARPS : threadIdx.x / TEAM;
     const ring_place at = ring_of_team(call, team, stages, shared_address(ring));
