@@ -82,26 +82,38 @@ struct ring_position {
     }
 };
 
+/* Weight tiles of one token tile, one a consumer. */
 struct gemm_item {
     token_tile tokens;
-    int first_tile;
+    int first_tile, n_tiles;
 };
 
-template <class Block> static __device__ __forceinline__ int item_groups(const gemm_call &call)
+/* A call's items in the order in which blocks take them, all blocks a round.  What is left for the last round and would
+ * not occupy half of them is cut into parts. */
+struct gemm_items {
+    int groups, n_whole, parts, n;
+};
+
+template <class Block> static __device__ __forceinline__ gemm_items items_of(const gemm_call &call)
 {
-    return (call.n_tiles + Block::consumers - 1) / Block::consumers;
+    const int groups = (call.n_tiles + Block::consumers - 1) / Block::consumers, n = *call.n_token_tiles * groups;
+    const int rest = n % gridDim.x, parts = rest ? min(Block::consumers, gridDim.x / rest) : 1;
+    return {groups, n - rest, parts, n - rest + rest * parts};
 }
 
-template <class Block> static __device__ __forceinline__ gemm_item item_at(const gemm_call &call, int index)
+template <class Block>
+static __device__ __forceinline__ gemm_item item_at(const gemm_call &call, const gemm_items &items, int index)
 {
-    int groups = item_groups<Block>(call);
-    return {call.token_tiles[index / groups], index % groups * Block::consumers};
-}
-
-static __device__ __forceinline__ const uint8_t *weight_tile(const gemm_call &call, int l, int tile)
-{
-    tile = tile < call.n_tiles ? tile : call.n_tiles - 1; /* a warpgroup without a tile repeats the last, unseen */
-    return call.weights + ((int64_t)l * call.n_tiles + tile) * call.n_steps * CUDA_STEP_BYTES;
+    int first = 0, most = Block::consumers;
+    if (index >= items.n_whole) {
+        const int part = (index - items.n_whole) % items.parts;
+        most = (Block::consumers + items.parts - 1) / items.parts;
+        first = part * most;
+        most = min(most, Block::consumers - first);
+        index = items.n_whole + (index - items.n_whole) / items.parts;
+    }
+    first += index % items.groups * Block::consumers;
+    return {call.token_tiles[index / items.groups], first, min(most, call.n_tiles - first)};
 }
 
 /* ---- Producers -------------------------------------------------------------------------------------------------- */
@@ -112,7 +124,7 @@ enum { GATHER_ROWS = WARPGROUP / 8 };
 template <class Block> struct fill_source {
     const uint16_t *x[Block::rows / GATHER_ROWS];
     const uint8_t *weights[Block::consumers];
-    int n_passes;
+    int n_tiles, n_passes;
     uint32_t to; /* of the first chunk in a step's rows */
 };
 
@@ -139,7 +151,10 @@ static __device__ __forceinline__ fill_source<Block> source_of(const gemm_call &
         from.x[p] = call.x + row * call.ldx + chunk * 8;
     }
 #pragma unroll
-    for (int w = 0; w < Block::consumers; w++) from.weights[w] = weight_tile(call, tokens.l, item.first_tile + w);
+    for (int w = 0; w < Block::consumers; w++)
+        from.weights[w] =
+            call.weights + ((int64_t)tokens.l * call.n_tiles + item.first_tile + w) * call.n_steps * CUDA_STEP_BYTES;
+    from.n_tiles = item.n_tiles;
     return from;
 }
 
@@ -177,11 +192,12 @@ static __device__ __forceinline__ void fill_weights(const gemm_call &call, const
 {
     const int left = call.n_steps - step;
     const uint32_t full = ring.full + stage * 8, bytes = (left < W::steps ? left : W::steps) * CUDA_STEP_BYTES;
-    barrier_expect(full, Block::consumers * bytes);
+    barrier_expect(full, from.n_tiles * bytes);
 #pragma unroll
     for (int w = 0; w < Block::consumers; w++) {
-        bulk_copy(ring.stages + stage * stage_bytes<Block> + W::weights + w * W::steps * CUDA_STEP_BYTES,
-                  from.weights[w], bytes, full);
+        if (w < from.n_tiles)
+            bulk_copy(ring.stages + stage * stage_bytes<Block> + W::weights + w * W::steps * CUDA_STEP_BYTES,
+                      from.weights[w], bytes, full);
         from.weights[w] += W::steps * CUDA_STEP_BYTES;
     }
 }
@@ -209,9 +225,11 @@ static __device__ __forceinline__ void fill_item(const gemm_call &call, const ge
         else if (threadIdx.x == 0)
             fill_weights<Block, W>(call, ring, from, at.stage, step);
         fill_x<Block, W, passes>(call, from, step, stage);
+        if constexpr (W::group > 1) { /* steps that are multiplied together, but are not there */
 #pragma unroll
-        for (int w = 0; w < Block::consumers; w++)
-            fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
+            for (int w = 0; w < Block::consumers; w++)
+                fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
+        }
         copies_arrive(full);
     }
 }
@@ -234,9 +252,10 @@ template <class Block> static __device__ void produce(const gemm_call &call, con
 {
     ring_position at;
     head_start ahead = {call.tiles_are_old != 0, 0};
-    const int n_items = *call.n_token_tiles * item_groups<Block>(call);
-    for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
-        const gemm_item item = item_at<Block>(call, index);
+    const gemm_items items = items_of<Block>(call);
+    for (int index = blockIdx.x; index < items.n; index += gridDim.x) {
+        const gemm_item item = item_at<Block>(call, items, index);
+        if (item.n_tiles <= 0) continue;
         if constexpr (Block::rows > NARROW_TOKENS)
             fill_least<Block, 1, 2, 3, NARROW_TOKENS / GATHER_ROWS, 7, MAX_TOKENS / GATHER_ROWS>(call, ring, at, item,
                                                                                                  ahead);
@@ -251,7 +270,7 @@ template <class Block> static __device__ void produce(const gemm_call &call, con
 
 static __device__ __forceinline__ int consumer(void)
 {
-    return threadIdx.x / WARPGROUP - 1;
+    return __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1; /* so that the compiler sees that warps branch whole */
 }
 
 template <class Block, int N>
@@ -319,8 +338,22 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const gem
                 }
             }
             wgmma_wait<0>();
+            if ((n * groups + i + 1) * W::group >= call.n_steps && i + 1 < groups) {
+                at.advance();
+                break;
+            }
         }
         barrier_arrive(empty);
+    }
+}
+
+/* A consumer without a tile lets all stages of an item pass. */
+template <class W>
+static __device__ __forceinline__ void pass(const gemm_call &call, const gemm_ring &ring, ring_position &at)
+{
+    for (int step = 0; step < call.n_steps; step += W::steps, at.advance()) {
+        barrier_wait(ring.full + at.stage * 8, at.parity);
+        barrier_arrive(ring.empty + at.stage * 8);
     }
 }
 
@@ -328,18 +361,20 @@ template <class Block, int N, moe4_activation activation>
 static __device__ __forceinline__ void consume_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
                                                     const gemm_item &item)
 {
-    const int tile = item.first_tile + consumer();
-    const strip own = {min(tile, call.n_tiles - 1), (int)threadIdx.x / 32 % 4};
+    if (consumer() >= item.n_tiles) {
+        pass<width<Block, N>>(call, ring, at);
+        return;
+    }
+    const strip own = {item.first_tile + consumer(), (int)threadIdx.x / 32 % 4};
     float d[N / 2];
     if constexpr (Block::consumers == 3 &&
                   N <= NARROW_TOKENS) { /* registers to spare: what the epilogue needs is there in time */
         const row_pair rows = rows_of_thread(call, item.tokens.l, own);
         multiply<Block, N>(call, ring, at, d);
-        if (tile < call.n_tiles) store_sums<N, activation>(call, item.tokens, own, rows, d);
+        store_sums<N, activation>(call, item.tokens, own, rows, d);
     } else {
         multiply<Block, N>(call, ring, at, d);
-        if (tile < call.n_tiles)
-            store_sums<N, activation>(call, item.tokens, own, rows_of_thread(call, item.tokens.l, own), d);
+        store_sums<N, activation>(call, item.tokens, own, rows_of_thread(call, item.tokens.l, own), d);
     }
 }
 
@@ -360,10 +395,11 @@ static __device__ __forceinline__ void consume_narrowest(const gemm_call &call, 
 template <class Block, moe4_activation activation>
 static __device__ void consume(const gemm_call &call, const gemm_ring &ring)
 {
-    const int n_items = *call.n_token_tiles * item_groups<Block>(call);
+    const gemm_items items = items_of<Block>(call);
     ring_position at;
-    for (int index = blockIdx.x; index < n_items; index += gridDim.x) {
-        const gemm_item item = item_at<Block>(call, index);
+    for (int index = blockIdx.x; index < items.n; index += gridDim.x) {
+        const gemm_item item = item_at<Block>(call, items, index);
+        if (item.n_tiles <= 0) continue;
         if constexpr (Block::rows > NARROW_TOKENS)
             consume_narrowest<Block, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at,
                                                                                                        item);
