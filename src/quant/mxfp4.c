@@ -175,38 +175,40 @@ static void measure_rest(const void *x, int32_t is_bf16, const uint8_t *codes, c
     }
 }
 
-void moe4_mxfp4_quantize_measured(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
-                                  uint8_t *scales, moe4_mxfp4_loss *loss)
+/* LOSS_BLOCKS at a time, so that what is measured is still in the first-level cache. */
+static void quantize_measured(const void *x, int is_bf16, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
+                              uint8_t *scales, moe4_mxfp4_loss *loss)
 {
     const struct block_kernels *kernels = kernels_choose();
+    const size_t block_bytes = BLOCK_SIZE * (is_bf16 ? sizeof(uint16_t) : sizeof(float));
     uint32_t host = fpenv_enter();
     for (int64_t rest = n_blocks, n; rest > 0; rest -= n) {
         n = rest < LOSS_BLOCKS ? rest : LOSS_BLOCKS;
-        kernels->from_f32(x, n, rule, codes, scales);
-        kernels->measure_f32(x, codes, scales, (int32_t)n, loss);
-        measure_rest(x, 0, codes, scales, n, loss);
-        x += n * BLOCK_SIZE;
+        if (is_bf16) {
+            kernels->from_bf16(x, n, rule, codes, scales);
+            kernels->measure_bf16(x, codes, scales, (int32_t)n, loss);
+        } else {
+            kernels->from_f32(x, n, rule, codes, scales);
+            kernels->measure_f32(x, codes, scales, (int32_t)n, loss);
+        }
+        measure_rest(x, is_bf16, codes, scales, n, loss);
+        x = (const char *)x + (size_t)n * block_bytes;
         codes += n * BLOCK_BYTES;
         scales += n;
     }
     fpenv_leave(host);
 }
 
+void moe4_mxfp4_quantize_measured(const float *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
+                                  uint8_t *scales, moe4_mxfp4_loss *loss)
+{
+    quantize_measured(x, 0, n_blocks, rule, codes, scales, loss);
+}
+
 void moe4_mxfp4_quantize_bf16_measured(const uint16_t *x, int64_t n_blocks, moe4_scale_rule rule, uint8_t *codes,
                                        uint8_t *scales, moe4_mxfp4_loss *loss)
 {
-    const struct block_kernels *kernels = kernels_choose();
-    uint32_t host = fpenv_enter();
-    for (int64_t rest = n_blocks, n; rest > 0; rest -= n) {
-        n = rest < LOSS_BLOCKS ? rest : LOSS_BLOCKS;
-        kernels->from_bf16(x, n, rule, codes, scales);
-        kernels->measure_bf16(x, codes, scales, (int32_t)n, loss);
-        measure_rest(x, 1, codes, scales, n, loss);
-        x += n * BLOCK_SIZE;
-        codes += n * BLOCK_BYTES;
-        scales += n;
-    }
-    fpenv_leave(host);
+    quantize_measured(x, 1, n_blocks, rule, codes, scales, loss);
 }
 
 /* ---- The inverse ------------------------------------------------------------------------------------------------- */
