@@ -1,7 +1,7 @@
-/* AVX2 with FMA.  A block's codes are looked up once as bytes, twice the weights, in the order in which they are
- * wanted: [k][8 rows].  Where they are multiplied, 8 rows are widened to f32, two instructions, for up to 6 tokens: 12
- * sums of 16 rows, two weights and a broadcast fill the registers.  Activations are halved to make up for the weights:
- * exact, since f32 holds half of any bf16. */
+/* AVX2 with FMA and F16C.  A weight is the high byte of an f16, so a block's codes are looked up once as bytes, which a
+ * shift and a mask make f16, in the order in which they are wanted: [k][16 rows].  Where they are multiplied, 8 rows
+ * are widened to f32 as they are loaded, one instruction, for up to 6 tokens: 12 sums of 16 rows, two weights and a
+ * broadcast fill the registers. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -11,42 +11,57 @@
 #include "cpu/kernels/widen.h"
 #include "cpu/layout.h"
 
-enum { LINES = 4, HALVES = 2, LANES = 8, SUBTILES = PANEL_ROWS / SUBTILE_ROWS, GROUP_TOKENS = 6 };
+enum { LINES = 4, LINE_K = 8, HALVES = 2, LANES = 8, SUBTILES = PANEL_ROWS / SUBTILE_ROWS, GROUP_TOKENS = 6 };
 
-/* Twice the weights of 8 rows and a line's 8 k, 8 bytes a k; which k, says byte_of. */
-typedef int8_t half_line[LANES * 8] __attribute__((aligned(32)));
+/* Compiled by themselves: inlined into a loop over blocks, their constants take registers from the sums. */
+#define APART static __attribute__((noinline))
 
-/* Where the rows of a line's k begin in its half_line: k = 0, 1, 4, 5 come from the low halves of the codes' bytes. */
-static const int byte_of[8] = {0, 8, 32, 40, 16, 24, 48, 56};
+/* Unscaled weights of a line's k.  Two rows that lie 8 apart are neighbours, since that takes no more than a shift and
+ * a blend: 0 8 1 9 2 10 3 11 in one half, 4 12 5 13 6 14 7 15 in the other.  Scales and sums follow, until the end. */
+typedef uint16_t line_weights[LINE_K][HALVES][LANES] __attribute__((aligned(32)));
 
-/* 8 rows of a line, a lane each, to bytes. */
-static inline void decode_half_line(const uint8_t *codes, half_line weights)
+/* The low halves of 32 bytes, codes of 16 rows of two k in turn. */
+static inline void decode_two(__m256i codes, uint16_t first[HALVES][LANES], uint16_t second[HALVES][LANES])
 {
-    const __m256i values =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-    const __m256i turn =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
-    const __m256i low_half = _mm256_set1_epi8(15);
-    /* [4 rows][4 bytes] in each half to [4 bytes][8 rows] */
-    __m256i packed = _mm256_shuffle_epi8(_mm256_load_si256((const __m256i *)codes), turn);
-    packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    __m256i low = _mm256_and_si256(packed, low_half);
-    __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_half);
-    _mm256_store_si256((__m256i *)weights, _mm256_shuffle_epi8(values, low));
-    _mm256_store_si256((__m256i *)weights + 1, _mm256_shuffle_epi8(values, high));
+    const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, -0x80, -0x48, -0x44, -0x42, -0x40, -0x3E, -0x3C, -0x3A));
+    const __m256i index = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+    const __m256i values = _mm256_shuffle_epi8(high_bytes, index);
+    _mm256_store_si256((__m256i *)first, _mm256_slli_epi16(values, 8));
+    _mm256_store_si256((__m256i *)second, _mm256_and_si256(values, _mm256_set1_epi16(-256)));
 }
 
-static void decode_block(const uint8_t *codes, half_line weights[SUBTILES][LINES][HALVES])
+static inline void decode_line(const __m256i *codes, line_weights w)
 {
-    for (int subtile = 0; subtile < SUBTILES; subtile++)
-        for (int line = 0; line < LINES; line++, codes += LINE_BYTES)
-            for (int half = 0; half < HALVES; half++)
-                decode_half_line(codes + half * LANES * 4, weights[subtile][line][half]);
+    const __m256i a = _mm256_load_si256(codes), b = _mm256_load_si256(codes + 1);
+    const __m256i even = _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xAA);
+    const __m256i odd = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xAA);
+    decode_two(even, w[0], w[4]);
+    decode_two(_mm256_srli_epi16(even, 4), w[2], w[6]);
+    decode_two(odd, w[1], w[5]);
+    decode_two(_mm256_srli_epi16(odd, 4), w[3], w[7]);
 }
 
-static inline __m256 load_weights(const int8_t *bytes)
+/* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
+ * behind requests for all of it. */
+APART void decode_block(const uint8_t *block, uintptr_t at, line_weights weights[SUBTILES * LINES],
+                        uint8_t scales[PANEL_ROWS])
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+    const __m256i *vectors = (const __m256i *)block;
+    at = read_lines(at, 1);
+    for (int i = 0; i < PANEL_ROWS / 32; i++)
+        _mm256_store_si256((__m256i *)scales + i, _mm256_shuffle_epi8(_mm256_load_si256(vectors + i), order));
+    for (int i = 0; i < SUBTILES * LINES; i++) {
+        at = read_lines(at, 1);
+        decode_line(vectors + 2 + 2 * i, weights[i]);
+    }
+}
+
+static inline __m256 load_weights(const uint16_t w[LANES])
+{
+    return _mm256_cvtph_ps(_mm_load_si128((const __m128i *)w));
 }
 
 /* The scales of eight rows, E8M0 bytes 1..254. */
@@ -56,85 +71,123 @@ static inline __m256 load_scales(const uint8_t *scales)
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23));
 }
 
-/* sums[t][16 N_SUB rows] += scales * (weights . x) for N_TOKENS tokens, of ldx in x.  Always inlined with constants: a
- * block's sums stay in registers, 2 * N_SUB * N_TOKENS <= 12. */
-static inline __attribute__((always_inline)) void multiply(half_line weights[][LINES][HALVES], const uint8_t *scales,
-                                                           const struct wide_block *x, int32_t first_token, int32_t ldx,
-                                                           const int n_sub, const int n_tokens, float *sums)
+/* With three tokens gcc would keep it for the next subtile, in a register that is not there. */
+static inline __attribute__((always_inline)) __m256 broadcast(const float *x, const int n_tokens)
 {
-    const float *even = x->even + first_token, *odd = x->odd + first_token;
-    __m256 block[GROUP_TOKENS][2 * HALVES];
+    __m256 v;
+    if (n_tokens != 3) return _mm256_broadcast_ss(x);
+    __asm__ volatile("vbroadcastss %1, %0" : "=x"(v) : "m"(*x));
+    return v;
+}
+
+struct sums {
+    __m256 of[SUBTILES][GROUP_TOKENS][HALVES];
+};
+
+/* block += weights of one k times x, of which there are n_tokens; the first k has nothing to add to. */
+static inline __attribute__((always_inline)) void multiply_k(const line_weights *weights, int k, const float *x,
+                                                             const int n_sub, const int n_tokens, const int is_first,
+                                                             struct sums *block)
+{
     UNROLL
-    for (int t = 0; t < n_tokens; t++) {
-        UNROLL
-        for (int h = 0; h < n_sub * HALVES; h++) block[t][h] = _mm256_setzero_ps();
-    }
-#pragma GCC unroll 1
-    for (int line = 0; line < LINES; line++) {
-        UNROLL
-        for (int k = 0; k < 8; k++) {
-            const float *value = k % 2 ? odd : even;
-            __m256 w[2 * HALVES];
-            UNROLL
-            for (int h = 0; h < n_sub * HALVES; h++)
-                w[h] = load_weights(weights[h / HALVES][line][h % HALVES] + byte_of[k]);
-            UNROLL
-            for (int t = 0; t < n_tokens; t++) {
-                __m256 v = _mm256_broadcast_ss(value + t);
-                UNROLL
-                for (int h = 0; h < n_sub * HALVES; h++) block[t][h] = _mm256_fmadd_ps(w[h], v, block[t][h]);
-            }
-            if (k % 2) even += ldx, odd += ldx;
-        }
-    }
-    UNROLL
-    for (int h = 0; h < n_sub * HALVES; h++) {
-        const __m256 scale = load_scales(scales + h * LANES);
+    for (int s = 0; s < n_sub; s++) {
+        __m256 w[HALVES];
+        for (int h = 0; h < HALVES; h++) w[h] = load_weights(weights[s * LINES][0][0] + k * SUBTILE_ROWS + h * LANES);
         UNROLL
         for (int t = 0; t < n_tokens; t++) {
-            float *sum = sums + t * PANEL_ROWS + h * LANES;
-            _mm256_store_ps(sum, _mm256_fmadd_ps(block[t][h], scale, _mm256_load_ps(sum)));
+            const __m256 v = broadcast(x + t, n_tokens);
+            UNROLL
+            for (int h = 0; h < HALVES; h++)
+                block->of[s][t][h] = is_first ? _mm256_mul_ps(w[h], v) : _mm256_fmadd_ps(w[h], v, block->of[s][t][h]);
         }
     }
 }
 
-/* A panel's block for n_tokens tokens, at most GROUP_TOKENS, from `first` on.  One or two take two subtiles at
- * once: fmas that add to one sum wait for each other. */
-static void multiply_group(half_line weights[SUBTILES][LINES][HALVES], const uint8_t *scales,
-                           const struct wide_block *x, int32_t first, int32_t ldx, int32_t n_tokens, float *sums)
+/* sums[t][16 n_sub rows] += scales * (weights . x) for n_tokens tokens, of ldx in x.  Always inlined with constants: a
+ * block's sums stay in registers, 2 * n_sub * n_tokens <= 12. */
+static inline __attribute__((always_inline)) void multiply(const line_weights *weights, const uint8_t *scales,
+                                                           const float *even, const float *odd, int32_t ldx,
+                                                           const int n_sub, const int n_tokens, float *sums)
 {
-    sums += first * PANEL_ROWS;
-    for (int s = 0; s < SUBTILES; s += n_tokens <= 2 ? 2 : 1) {
-        half_line(*subtile)[LINES][HALVES] = weights + s;
-        const uint8_t *scale = scales + s * SUBTILE_ROWS;
-        float *sum = sums + s * SUBTILE_ROWS;
-        switch (n_tokens) {
-        case 1: multiply(subtile, scale, x, first, ldx, 2, 1, sum); break;
-        case 2: multiply(subtile, scale, x, first, ldx, 2, 2, sum); break;
-        case 3: multiply(subtile, scale, x, first, ldx, 1, 3, sum); break;
-        case 4: multiply(subtile, scale, x, first, ldx, 1, 4, sum); break;
-        case 5: multiply(subtile, scale, x, first, ldx, 1, 5, sum); break;
-        default: multiply(subtile, scale, x, first, ldx, 1, 6, sum); break;
+    enum { PAIRS = 3 }; /* of k in a turn; that many turns make a block, with the first pair */
+    struct sums block;
+    multiply_k(weights, 0, even, n_sub, n_tokens, 1, &block);
+    multiply_k(weights, 1, odd, n_sub, n_tokens, 0, &block);
+#pragma GCC unroll 1
+    for (int pair = 1; pair < BLOCK_SIZE / 2; pair += PAIRS) {
+        UNROLL
+        for (int i = 0; i < PAIRS; i++) {
+            even += ldx, odd += ldx;
+            __asm__("" : "+r"(even), "+r"(odd)); /* two pointers, not one for every use */
+            multiply_k(weights, 2 * (pair + i), even, n_sub, n_tokens, 0, &block);
+            multiply_k(weights, 2 * (pair + i) + 1, odd, n_sub, n_tokens, 0, &block);
         }
+    }
+    UNROLL
+    for (int i = 0; i < n_sub * HALVES; i++) {
+        const __m256 scale = load_scales(scales + i * LANES);
+        UNROLL
+        for (int t = 0; t < n_tokens; t++) {
+            float *sum = sums + t * PANEL_ROWS + i * LANES;
+            const __m256 value = block.of[i / HALVES][t][i % HALVES];
+            _mm256_store_ps(sum, _mm256_fmadd_ps(value, scale, _mm256_load_ps(sum)));
+        }
+    }
+}
+
+/* A panel's block for N tokens.  Few take several subtiles at once: fmas that add to one sum wait for each other. */
+#define MULTIPLY_GROUP(N)                                                                                              \
+    APART void multiply_##N(const line_weights *weights, const uint8_t *scales, const float *even, const float *odd,   \
+                            int32_t ldx, float *sums)                                                                  \
+    {                                                                                                                  \
+        enum { N_SUB = N == 1 ? 4 : N <= 3 ? 2 : 1 };                                                                  \
+        for (int s = 0; s < SUBTILES; s += N_SUB)                                                                      \
+            multiply(weights + s * LINES, scales + s * SUBTILE_ROWS, even, odd, ldx, N_SUB, N,                         \
+                     sums + s * SUBTILE_ROWS);                                                                         \
+    }
+MULTIPLY_GROUP(1)
+MULTIPLY_GROUP(2)
+MULTIPLY_GROUP(3)
+MULTIPLY_GROUP(4)
+MULTIPLY_GROUP(5)
+MULTIPLY_GROUP(6)
+
+static void (*const multiply_group[])(const line_weights *, const uint8_t *, const float *, const float *, int32_t,
+                                      float *) = {NULL,       multiply_1, multiply_2, multiply_3,
+                                                  multiply_4, multiply_5, multiply_6};
+
+/* Rows as they were. */
+static void restore_order(float *sums, int32_t n_subtiles)
+{
+    for (int32_t i = 0; i < n_subtiles; i++, sums += SUBTILE_ROWS) {
+        const __m256 first = _mm256_load_ps(sums), second = _mm256_load_ps(sums + LANES);
+        const __m256 low = _mm256_permute2f128_ps(first, second, 0x20);
+        const __m256 high = _mm256_permute2f128_ps(first, second, 0x31);
+        _mm256_store_ps(sums, _mm256_shuffle_ps(low, high, 0x88));
+        _mm256_store_ps(sums + LANES, _mm256_shuffle_ps(low, high, 0xDD));
     }
 }
 
 static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
                            struct read_ahead *ahead)
 {
-    half_line weights[SUBTILES][LINES][HALVES];
+    line_weights weights[SUBTILES * LINES];
+    uint8_t scales[PANEL_ROWS] __attribute__((aligned(32)));
     struct wide_block wide;
+    const int32_t n_groups = (n_tokens + GROUP_TOKENS - 1) / GROUP_TOKENS; /* of nearly equal size */
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        read_block(ahead);
-        widen_block(x, n_tokens, 0.5f, &wide);
-        decode_block(panel + CODES_OFFSET, weights);
-        for (int32_t t = 0, group; t < n_tokens; t += group) { /* of nearly equal size */
-            const int32_t n_groups = (n_tokens - t + GROUP_TOKENS - 1) / GROUP_TOKENS;
-            group = (n_tokens - t + n_groups - 1) / n_groups;
-            multiply_group(weights, panel, &wide, t, n_tokens, group, sums);
+        const uintptr_t at = read_on(ahead, ahead->at);
+        ahead->at = at + PANEL_BLOCK_BYTES;
+        widen_block(x, n_tokens, &wide);
+        decode_block(panel, at, weights, scales);
+        for (int32_t g = 0; g < n_groups; g++) {
+            const int32_t first = n_tokens * g / n_groups, last = n_tokens * (g + 1) / n_groups;
+            multiply_group[last - first](weights, scales, wide.even + first, wide.odd + first, n_tokens,
+                                         sums + first * PANEL_ROWS);
         }
     }
+    restore_order(sums, n_tokens * SUBTILES);
 }
 
 const struct kernel kernel_avx2 = {.name = "gemm_avx2",

@@ -36,7 +36,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
     for (; panel < end; panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
         at = read_lines(read_on(ahead, at), 1);
         if (n_tokens == 1) prefetch_near(panel, 0, 1);
-        widen_block(x, n_tokens, 1.0f, &wide);
+        widen_block(x, n_tokens, &wide);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
         __m512 block[4][TILE_TOKENS];
         for (int s = 0; s < n_sub; s++)

@@ -86,7 +86,7 @@ static void gemm_tile_neon(const uint8_t *panel, int64_t n_blocks, const uint16_
     struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        widen_block(x, n_tokens, 1.0f, &wide);
+        widen_block(x, n_tokens, &wide);
         for (int subtile = 0; subtile < PANEL_ROWS / SUBTILE_ROWS; subtile++) {
             const int row = subtile * SUBTILE_ROWS;
             decode_subtile(panel + CODES_OFFSET + subtile * SUBTILE_BYTES, weights);

@@ -14,14 +14,14 @@ struct wide_block {
     float even[BLOCK_SIZE / 2 * TILE_TOKENS], odd[BLOCK_SIZE / 2 * TILE_TOKENS];
 } __attribute__((aligned(64)));
 
-/* x [16][n_tokens] pairs of bf16, the low half the even k (little endian), times a factor. */
-static inline void widen_block(const uint16_t *x, int32_t n_tokens, float factor, struct wide_block *wide)
+/* x [16][n_tokens] pairs of bf16, the low half the even k (little endian). */
+static inline void widen_block(const uint16_t *x, int32_t n_tokens, struct wide_block *wide)
 {
     for (int32_t i = 0; i < BLOCK_SIZE / 2 * n_tokens; i++) {
         uint32_t pair;
         memcpy(&pair, x + 2 * i, sizeof pair);
-        wide->even[i] = f32_from_bits(pair << 16) * factor;
-        wide->odd[i] = f32_from_bits(pair & 0xFFFF0000u) * factor;
+        wide->even[i] = f32_from_bits(pair << 16);
+        wide->odd[i] = f32_from_bits(pair & 0xFFFF0000u);
     }
 }
 
