@@ -30,17 +30,23 @@ static void solve(const struct problem *p, double *value, double *magnitude)
     free(x);
 }
 
+static int32_t most_tokens(const struct kernel *kernel)
+{
+    return kernel->tile_tokens > TILE_TOKENS ? kernel->tile_tokens : TILE_TOKENS;
+}
+
 static const int64_t lengths[] = {32, 64, 96, 160, 544, 2880};
 
 static void test_bounds(void **state)
 {
     (void)state;
-    double value[TILE_TOKENS * PANEL_ROWS], magnitude[TILE_TOKENS * PANEL_ROWS];
+    double value[LARGE_TILE_TOKENS * PANEL_ROWS], magnitude[LARGE_TILE_TOKENS * PANEL_ROWS];
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
-        for (int32_t n = 1; n <= TILE_TOKENS; n++) {
+        for (int32_t n = 1; n <= LARGE_TILE_TOKENS; n++) {
             struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], n);
             solve(&p, value, magnitude);
             for (int32_t k = 0; k < n_kernels; k++) {
+                if (n > most_tokens(kernels[k])) continue;
                 const double unit = ref_arithmetic_of(kernels[k]->isa).unit;
                 const float *sums = problem_run(kernels[k], &p, 0, n);
                 for (int32_t j = 0; j < n * PANEL_ROWS; j++) {
@@ -57,12 +63,13 @@ static void test_bounds(void **state)
 static void test_exact_sums(void **state)
 {
     (void)state;
-    double value[TILE_TOKENS * PANEL_ROWS], magnitude[TILE_TOKENS * PANEL_ROWS];
+    double value[LARGE_TILE_TOKENS * PANEL_ROWS], magnitude[LARGE_TILE_TOKENS * PANEL_ROWS];
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
-        for (int32_t n = 1; n <= TILE_TOKENS; n++) {
+        for (int32_t n = 1; n <= LARGE_TILE_TOKENS; n++) {
             struct problem p = problem_create(WEIGHTS_EXACT, lengths[i], n);
             solve(&p, value, magnitude);
             for (int32_t k = 0; k < n_kernels; k++) {
+                if (n > most_tokens(kernels[k])) continue;
                 const float *sums = problem_run(kernels[k], &p, 0, n);
                 for (int32_t j = 0; j < n * PANEL_ROWS; j++) {
                     assert_true(magnitude[j] < 0x1p22); /* multiples of 1/4: exact in f32 */
@@ -81,10 +88,11 @@ static void test_same_bits_in_any_tile(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         for (int32_t k = 0; k < n_kernels; k++) {
-            struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], TILE_TOKENS);
-            const float *all = problem_run(kernels[k], &p, 0, TILE_TOKENS);
-            for (int32_t n = 1; n < TILE_TOKENS; n++)
-                for (int32_t first = 0; first + n <= TILE_TOKENS; first += n) {
+            const int32_t most = most_tokens(kernels[k]);
+            struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], most);
+            const float *all = problem_run(kernels[k], &p, 0, most);
+            for (int32_t n = 1; n < most; n++)
+                for (int32_t first = 0; first + n <= most; first += n) {
                     const float *sums = problem_run(kernels[k], &p, first, n);
                     assert_memory_equal(sums, all + first * PANEL_ROWS, (size_t)n * PANEL_ROWS * sizeof *sums);
                 }

@@ -19,7 +19,7 @@
 #include "backend.h"
 #include "cpu/prepared.h"
 
-/* Up to TILE_TOKENS routed rows of one expert, which kernels take together. */
+/* Up to LARGE_TILE_TOKENS routed rows of one expert, which kernels take together. */
 struct tile {
     int32_t first_row; /* in the chunk */
     int32_t n_rows;

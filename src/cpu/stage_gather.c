@@ -17,7 +17,7 @@ enum {
 
 size_t gather_scratch_bytes(const struct moe4_layer *layer)
 {
-    return TILE_TOKENS * (size_t)layer->H * sizeof(uint16_t);
+    return LARGE_TILE_TOKENS * (size_t)layer->H * sizeof(uint16_t);
 }
 
 /* Rows of n pairs each to pairs of n_rows each. */
@@ -60,7 +60,7 @@ static void gather_int8(const struct forward *f, const struct tile *tile, const 
 static void gather_tile(const struct forward *f, const struct tile *tile, int32_t worker)
 {
     uint16_t *room = (uint16_t *)(f->scratch + (size_t)worker * f->plan.scratch_bytes);
-    const uint16_t *rows[TILE_TOKENS];
+    const uint16_t *rows[LARGE_TILE_TOKENS];
     for (int32_t row = 0; row < tile->n_rows; row++)
         rows[row] = converted_row(f, f->slot_of_row[tile->first_row + row], room + row * f->layer->H,
                                   &f->x_factor[tile->first_row + row]);

@@ -91,8 +91,8 @@ static void gate_up_tile(struct forward *f, const struct active_expert *expert, 
     const int gated = prepared->gate_up.order.order == PANEL_GATED;
     const int64_t columns = gated ? GATED_PANEL_COLUMNS : PANEL_ROWS, first = panel * columns;
     const int64_t n = f->layer->I - first < columns ? f->layer->I - first : columns;
-    float gate[TILE_TOKENS * PANEL_ROWS], up[TILE_TOKENS * PANEL_ROWS], v[TILE_TOKENS * PANEL_ROWS];
-    uint16_t rounded[TILE_TOKENS * PANEL_ROWS];
+    float gate[LARGE_TILE_TOKENS * PANEL_ROWS], up[LARGE_TILE_TOKENS * PANEL_ROWS], v[LARGE_TILE_TOKENS * PANEL_ROWS];
+    uint16_t rounded[LARGE_TILE_TOKENS * PANEL_ROWS];
 
     for (int32_t row = 0; row < tile->n_rows; row++)
         if (gated)
@@ -116,7 +116,7 @@ static void gate_up_panel(struct forward *f, struct panel_place place, struct pa
 {
     const struct packed_matrix *matrix = &f->prepared->gate_up;
     const struct active_expert *expert = place.expert;
-    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    float sums[LARGE_TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
     gather_expert(f, expert, reader->worker);
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];
@@ -196,7 +196,7 @@ static void down_tile(const struct forward *f, const struct active_expert *exper
     const struct packed_matrix *matrix = &f->prepared->down;
     const uint8_t *weights = packed_panel(matrix, expert->l, panel);
     const uint16_t *v = f->intermediate + tile->first_row * matrix->K;
-    float sums[TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    float sums[LARGE_TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
     for (int64_t group = 0; group < f->n_groups; group++) {
         const int64_t k = group * f->group_size, left = matrix->K - k;
         const float *factor = f->intermediate_factor + tile->first_row * f->n_groups + group;
@@ -219,7 +219,7 @@ static void down_panel(struct forward *f, struct panel_place place, struct panel
     const float *bias = packed_bias(&prepared->down, expert->l, place.panel);
     const int64_t width = f->layer->output_size, first = place.panel * PANEL_ROWS;
     const int64_t n = width - first < PANEL_ROWS ? width - first : PANEL_ROWS;
-    float total[TILE_TOKENS * PANEL_ROWS], biased[PANEL_ROWS];
+    float total[LARGE_TILE_TOKENS * PANEL_ROWS], biased[PANEL_ROWS];
 
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];

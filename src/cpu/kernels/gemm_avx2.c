@@ -193,5 +193,5 @@ static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_
 const struct kernel kernel_avx2 = {.name = "gemm_avx2",
                                    .order = "blocks of fma over k, scaled by fma",
                                    .isa = MOE4_ISA_AVX2,
-                                   .tile_tokens = TILE_TOKENS,
+                                   .tile_tokens = LARGE_TILE_TOKENS,
                                    .gemm_tile = gemm_tile_avx2};

@@ -53,5 +53,5 @@ static void gemm_tile_c(const uint8_t *panel, int64_t n_blocks, const uint16_t *
 const struct kernel kernel_c = {.name = "gemm_c",
                                 .order = "f32 chain over k: multiply, add",
                                 .isa = MOE4_ISA_C,
-                                .tile_tokens = TILE_TOKENS,
+                                .tile_tokens = LARGE_TILE_TOKENS,
                                 .gemm_tile = gemm_tile_c};

@@ -9,12 +9,14 @@
 
 /* The whole-K product of one packed panel and one token tile:
  *
- *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens <= TILE_TOKENS, r < PANEL_ROWS
+ *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens, r < PANEL_ROWS
  *
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
  *   x       [16 * n_blocks][n_tokens] pairs of bf16; for int8 kernels the words of cpu/int8.h
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
  *   ahead   what to read meanwhile; for kernels that can ask for it
+ *
+ * There are at most TILE_TOKENS tokens, or as many as the kernel likes, if these are more.
  *
  * An element's additions are in one order, the same for any n_tokens: a token's sums do not depend on its tile.
  * |x| < 2^120, lest a block of unscaled products overflow (cpu/tame.h). */

@@ -11,7 +11,7 @@
 
 /* [16][n_tokens]: even k, and odd k.  Apart, so that widening is but a shift and a mask of whole vectors. */
 struct wide_block {
-    float even[BLOCK_SIZE / 2 * TILE_TOKENS], odd[BLOCK_SIZE / 2 * TILE_TOKENS];
+    float even[BLOCK_SIZE / 2 * LARGE_TILE_TOKENS], odd[BLOCK_SIZE / 2 * LARGE_TILE_TOKENS];
 } __attribute__((aligned(64)));
 
 /* x [16][n_tokens] pairs of bf16, the low half the even k (little endian). */
