@@ -17,11 +17,15 @@ static __device__ __forceinline__ fp8_divisor fp8_divisor_of(uint32_t amax)
     return {scale, amax ? 1.0f / scale : 0.0f};
 }
 
-/* x / scale, rounded to nearest: one step corrects what the reciprocal leaves, as long as nothing underflows. */
-static __device__ __forceinline__ float fp8_divide(float x, const fp8_divisor &by)
+/* From this scale on one step corrects what the reciprocal of it leaves of a quotient; below, something may underflow.
+ */
+#define FP8_ORDINARY_SCALE 0x1p-90f
+
+/* x / scale, rounded to nearest. */
+template <bool is_ordinary> static __device__ __forceinline__ float fp8_divide(float x, const fp8_divisor &by)
 {
-    if (by.scale < 0x1p-90f) return by.scale > 0.0f ? x / by.scale : 0.0f;
-    float q = x * by.reciprocal;
+    if (!is_ordinary) return by.scale > 0.0f ? x / by.scale : 0.0f;
+    const float q = x * by.reciprocal;
     return fmaf(fmaf(-q, by.scale, x), by.reciprocal, q);
 }
 
@@ -33,22 +37,29 @@ static __device__ __forceinline__ uint32_t fp8_code_pair(float first, float seco
     return pair;
 }
 
-/* The codes of four bf16, two a word; all 0 under a scale that is NaN. */
-static __device__ __forceinline__ uint32_t fp8_codes(uint32_t low, uint32_t high, const fp8_divisor &by)
+/* The codes of two bf16. */
+template <bool is_ordinary> static __device__ __forceinline__ uint32_t fp8_codes(uint32_t two, const fp8_divisor &by)
 {
-    if (!(by.scale >= 0.0f)) return 0;
-    uint32_t first =
-        fp8_code_pair(fp8_divide(__uint_as_float(low << 16), by), fp8_divide(__uint_as_float(low & 0xFFFF0000u), by));
-    uint32_t second =
-        fp8_code_pair(fp8_divide(__uint_as_float(high << 16), by), fp8_divide(__uint_as_float(high & 0xFFFF0000u), by));
-    return first | second << 16;
+    return fp8_code_pair(fp8_divide<is_ordinary>(__uint_as_float(two << 16), by),
+                         fp8_divide<is_ordinary>(__uint_as_float(two & 0xFFFF0000u), by));
 }
 
-/* Sixteen bf16 to sixteen codes. */
+template <bool is_ordinary>
 static __device__ __forceinline__ uint4 fp8_chunk(uint4 first, uint4 second, const fp8_divisor &by)
 {
-    return {fp8_codes(first.x, first.y, by), fp8_codes(first.z, first.w, by), fp8_codes(second.x, second.y, by),
-            fp8_codes(second.z, second.w, by)};
+    return {fp8_codes<is_ordinary>(first.x, by) | fp8_codes<is_ordinary>(first.y, by) << 16,
+            fp8_codes<is_ordinary>(first.z, by) | fp8_codes<is_ordinary>(first.w, by) << 16,
+            fp8_codes<is_ordinary>(second.x, by) | fp8_codes<is_ordinary>(second.y, by) << 16,
+            fp8_codes<is_ordinary>(second.z, by) | fp8_codes<is_ordinary>(second.w, by) << 16};
+}
+
+/* Sixteen bf16 to sixteen codes; all 0 under a scale that is NaN.  One branch for all of them, so that the compiler can
+ * do several at once. */
+static __device__ __forceinline__ uint4 fp8_chunk(uint4 first, uint4 second, const fp8_divisor &by)
+{
+    if (by.scale >= FP8_ORDINARY_SCALE) return fp8_chunk<true>(first, second, by);
+    if (by.scale >= 0.0f) return fp8_chunk<false>(first, second, by);
+    return {};
 }
 
 /* The larger of bf16's magnitudes in each half: `most` so far, and those of eight more. */
