@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "context.h"
 #include "cuda/device.h"
+#include "cuda/stream_one.h"
 #include "cuda/tiling.h"
 #include "tuning.h"
 
@@ -107,11 +108,10 @@ static struct group_call group_call_of(const struct cuda_forward *f)
                                .row_map_copy = f->is_chunked ? slots_at(f->result->row_map, f->first_slot) : NULL};
 }
 
-static int route_by_logits(const struct cuda_forward *f)
+static struct route_logits_call route_call_of(const struct cuda_forward *f)
 {
     const moe4_logits *given = f->call->logits;
-    int error = given ? 0 : make_logits(f);
-    const struct route_logits_call call = {
+    return (struct route_logits_call){
         .T = f->T,
         .logits = given ? row_at(given->logits, f->first_token, given->ld, given->dtype) : f->logits,
         .dtype = given ? given->dtype : MOE4_DTYPE_F32,
@@ -122,7 +122,14 @@ static int route_by_logits(const struct cuda_forward *f)
         .router = f->prepared->router,
         .out = route_outputs_of(f),
         .group = group_call_of(f)};
-    return error ? error : (f->is_routed_at_once ? route_logits_at_once : route_logits)(&call, f->stream);
+}
+
+static int route_by_logits(const struct cuda_forward *f)
+{
+    const int error = f->call->logits ? 0 : make_logits(f);
+    if (error || f->is_one) return error; /* one token is routed by gate/up */
+    const struct route_logits_call call = route_call_of(f);
+    return (f->is_routed_at_once ? route_logits_at_once : route_logits)(&call, f->stream);
 }
 
 static int route_stage(const struct cuda_forward *f)
@@ -160,7 +167,7 @@ static int group_stage(const struct cuda_forward *f)
 
 static int x_stage(const struct cuda_forward *f)
 {
-    return f->is_x_first ? 0 : rows_convert_stage(f);
+    return f->is_x_first || f->is_one ? 0 : rows_convert_stage(f);
 }
 
 struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix)
@@ -177,6 +184,14 @@ struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_ma
                               .tile_rows = f->tile_rows};
 }
 
+static int run_one(const struct cuda_forward *f, const struct stream_call *stream, moe4_activation activation,
+                   int32_t n_blocks)
+{
+    const struct one_call call = {
+        .stream = *stream, .route = route_call_of(f), .is_down = !stream->next_weights, .quantizes_x = is_mxfp8(f)};
+    return gemm_one(&call, activation, n_blocks, f->stream);
+}
+
 /* The experts' GEMM by whichever kernel holds their weights; `next` follows it on the same rows. */
 static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const struct cuda_matrix *next,
                     moe4_activation activation)
@@ -186,8 +201,9 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const 
     const struct cuda_level *level = f->prepared->level;
     struct stream_call stream = {.gemm = *call, .quantizes = next && is_quantized_at_once(f)};
     if (next) stream.next_weights = next->packed, stream.next_tiles = next->n_tiles, stream.next_steps = next->n_steps;
-    int error = f->is_streamed ? level->gemm_stream(&stream, activation, n_blocks, f->stream)
-                               : level->gemm(call, activation, n_blocks, f->stream);
+    int error = f->is_one        ? run_one(f, &stream, activation, n_blocks)
+                : f->is_streamed ? level->gemm_stream(&stream, activation, n_blocks, f->stream)
+                                 : level->gemm(call, activation, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     call->token_tiles = f->exact_tiles;
     call->n_token_tiles = f->numbers + N_EXACT_TILES;
@@ -198,8 +214,9 @@ static int gate_up_stage(const struct cuda_forward *f)
 {
     if (f->prepared->is_fp8) return fp8_gate_up_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->gate_up);
-    call.x = is_direct(f) ? x_of(f) : f->converted;
-    call.ldx = is_direct(f) ? f->batch->ldx : f->layer->H;
+    const int takes_x = is_direct(f) || f->is_one;
+    call.x = takes_x ? x_of(f) : f->converted;
+    call.ldx = takes_x ? f->batch->ldx : f->layer->H;
     call.row_source = f->row_token;
     call.out = f->intermediate;
     call.ldout = f->layer->I;
@@ -235,6 +252,14 @@ static int is_streamed(const struct cuda_forward *f)
            stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
 }
 
+/* Whether gate/up routes the only token. */
+static int is_one(const struct cuda_forward *f)
+{
+    return f->batch->n_tokens == 1 && f->is_streamed && f->is_routed_at_once && !f->prepared->is_fp8 &&
+           !f->call->topk && f->prepared->router.method != MOE4_ROUTING_HASH && f->A <= ONE_TOP_K &&
+           !f->prepared->n_exact && is_bf16(f);
+}
+
 /* By what was measured (moe4_tune), else by rules that are good everywhere. */
 static void choose_kernels(struct cuda_forward *f)
 {
@@ -245,9 +270,10 @@ static void choose_kernels(struct cuda_forward *f)
         f->tile_rows = rows ? rows : best_tile_rows(f);
         f->is_streamed = is_streamed(f);
     }
-    f->is_x_first = !f->is_chunked && !f->prepared->is_fp8 && !f->weights_on_input && !is_direct(f);
     f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
                            is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
+    f->is_one = is_one(f);
+    f->is_x_first = !f->is_one && !f->is_chunked && !f->prepared->is_fp8 && !f->weights_on_input && !is_direct(f);
 }
 
 /* ---- The call ---------------------------------------------------------------------------------------------------- */

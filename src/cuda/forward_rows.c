@@ -16,11 +16,15 @@ int is_mxfp8(const struct cuda_forward *f)
     return f->batch->compute == MOE4_COMPUTE_MXFP8;
 }
 
-/* Whether the GEMM can gather the caller's x as it is. */
+int is_bf16(const struct cuda_forward *f)
+{
+    return f->batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input && f->batch->ldx % 8 == 0 &&
+           (uintptr_t)f->batch->x % 16 == 0;
+}
+
 int is_direct(const struct cuda_forward *f)
 {
-    return !is_mxfp8(f) && f->batch->x_dtype == MOE4_DTYPE_BF16 && !f->weights_on_input && f->batch->ldx % 8 == 0 &&
-           (uintptr_t)f->batch->x % 16 == 0;
+    return !is_mxfp8(f) && is_bf16(f);
 }
 
 static int quantize_x(const struct cuda_forward *f)

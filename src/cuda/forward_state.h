@@ -17,6 +17,7 @@ struct cuda_forward {
     int weights_on_input;
     int is_chunked;
     int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream or fp8_stream_.. */
+    int is_one;                         /* streamed by gemm_one */
     int is_x_first;                     /* x is converted while routing runs */
     int32_t tile_rows;                  /* most of a token tile */
     cuda_stream stream;
@@ -58,7 +59,8 @@ const void *row_at(const void *array, int64_t row, int64_t ld, moe4_dtype dtype)
 /* The chunk's x as the caller has it. */
 const void *x_of(const struct cuda_forward *f);
 
-/* Whether a GEMM can gather the caller's x as it is. */
+/* Whether x is bf16 in rows of whole 16 bytes, and whether a GEMM can gather it as it is. */
+int is_bf16(const struct cuda_forward *f);
 int is_direct(const struct cuda_forward *f);
 
 /* A GEMM of all of a matrix on the chunk's token tiles; what it reads and writes is left to fill in. */

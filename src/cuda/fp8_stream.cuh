@@ -320,8 +320,8 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
     launch_dependents();
     __syncthreads();
     const int n_token_tiles = *stream.gemm.n_token_tiles;
-    const stream_block block = {stream, n_token_tiles, share_of_block(n_token_tiles, stream.gemm.n_tiles), x,
-                                0,      nullptr};
+    const stream_share share = share_of_block(n_token_tiles, stream.gemm.n_tiles);
+    const stream_block block = {stream, stream.gemm.token_tiles, n_token_tiles, share, x, 0, nullptr};
     const int warp = threadIdx.x / 32, is_filling = warp >= STREAM_WARPS;
     const int team = is_filling ? warp - STREAM_WARPS : threadIdx.x / TEAM;
     if (threadIdx.x >= STREAM_THREADS) {

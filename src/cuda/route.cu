@@ -1,177 +1,14 @@
 /* Routing: logits, or the caller's own choice, to ids and weights, in the arithmetic of src/cpu/route.c: selection by
  * int32 keys that order as the floats do, scores in double precision, weights rounded once to bf16.  A warp a token. */
 #include "cuda/group.cuh"
+#include "cuda/route.cuh"
 
 #include "base/dims.h"
 
 namespace
 {
 
-constexpr int DEFAULT_SHARED = 48 * 1024;                 /* more must be asked for */
-constexpr int32_t NAN_KEY = INT32_MAX, TAKEN = INT32_MIN; /* above +inf's key, below -inf's */
-constexpr float QUIET_NAN = __builtin_nanf("");
-
-/* ---- Scores and keys -------------------------------------------------------------------------------------------- */
-
-/* -0 as +0, any NaN above all. */
-__device__ int32_t order_key(float value)
-{
-    value += 0.0f;
-    int32_t bits = __float_as_int(value);
-    return value != value ? NAN_KEY : bits < 0 ? bits ^ INT32_MAX : bits;
-}
-
-__device__ float value_of_key(int32_t key)
-{
-    return __int_as_float(key < 0 ? key ^ INT32_MAX : key);
-}
-
-__device__ double sigmoid(double logit)
-{
-    return 1.0 / (1.0 + exp(-logit));
-}
-
-__device__ double sqrt_softplus(double logit)
-{
-    return sqrt((logit > 0.0 ? logit : 0.0) + log1p(exp(-fabs(logit))));
-}
-
-/* The unbiased score; best is the logit in slot 0. */
-__device__ double score(moe4_routing_method method, double logit, double best)
-{
-    switch (method) {
-    case MOE4_ROUTING_TOPK: return logit;
-    case MOE4_ROUTING_DEFAULT:
-    case MOE4_ROUTING_RENORMALIZE:
-    case MOE4_ROUTING_RENORMALIZE_NAIVE: return exp(logit - best);
-    case MOE4_ROUTING_SQRT_SOFTPLUS:
-    case MOE4_ROUTING_HASH: return sqrt_softplus(logit);
-    default: return sigmoid(logit);
-    }
-}
-
-__device__ bool has_biased_keys(moe4_routing_method method)
-{
-    return method == MOE4_ROUTING_DEEPSEEK_V3 || method == MOE4_ROUTING_MINIMAX2 ||
-           method == MOE4_ROUTING_SQRT_SOFTPLUS;
-}
-
-/* ---- A warp's selection ----------------------------------------------------------------------------------------- */
-
-/* The index of the best of n keys in shared memory, which is then taken. */
-__device__ int32_t take_best(int32_t *keys, int32_t n)
-{
-    const int32_t lane = threadIdx.x % 32;
-    int32_t key = TAKEN, index = INT32_MAX;
-    for (int32_t i = lane; i < n; i += 32)
-        if (keys[i] > key) key = keys[i], index = i;
-    const int32_t best = __reduce_max_sync(~0u, key);
-    index = __reduce_min_sync(~0u, key == best ? index : INT32_MAX); /* of equal keys the first */
-    if (index % 32 == lane) keys[index] = TAKEN;
-    __syncwarp();
-    return index;
-}
-
-/* A group's two largest keys, added as doubles and rounded to none: scores order as the sums do. */
-__device__ int64_t group_score(const int32_t *keys, int32_t n)
-{
-    int32_t best = INT32_MIN, second = INT32_MIN;
-    for (int32_t e = 0; e < n; e++) {
-        int32_t lesser = min(keys[e], best);
-        best = max(keys[e], best);
-        second = max(lesser, second);
-    }
-    double sum = (double)value_of_key(best) + value_of_key(second) + 0.0;
-    if (sum != sum) return INT64_MAX;
-    int64_t bits = __double_as_longlong(sum);
-    return bits < 0 ? bits ^ INT64_MAX : bits;
-}
-
-/* Takes every key outside the topk_group best groups. */
-__device__ void keep_best_groups(const device_router &router, int32_t *keys, int64_t *scores)
-{
-    const int32_t lane = threadIdx.x % 32, size = router.n_experts / router.n_group;
-    for (int32_t g = lane; g < router.n_group; g += 32) scores[g] = group_score(keys + g * size, size);
-    __syncwarp();
-    for (int32_t n = 0; n < router.topk_group; n++) {
-        int64_t best = INT64_MIN;
-        int32_t index = INT32_MAX;
-        for (int32_t g = lane; g < router.n_group; g += 32)
-            if (scores[g] > best) best = scores[g], index = g;
-        for (int offset = 16; offset; offset /= 2) {
-            int64_t other = __shfl_xor_sync(~0u, best, offset);
-            int32_t other_index = __shfl_xor_sync(~0u, index, offset);
-            if (other > best || (other == best && other_index < index)) best = other, index = other_index;
-        }
-        if (index % 32 == lane) scores[index] = INT64_MIN;
-        __syncwarp();
-    }
-    for (int32_t e = lane; e < router.n_experts; e += 32)
-        if (scores[e / size] != INT64_MIN) keys[e] = TAKEN;
-    __syncwarp();
-}
-
-/* ---- Weights ---------------------------------------------------------------------------------------------------- */
-
-/* Through f32 rounded to odd, so that the second rounding sees what the first dropped. */
-__device__ uint16_t bf16_of_double(double x)
-{
-    if (x != x) return 0x7FC0;
-    float rounded = (float)x;
-    if ((double)rounded == x) return bf16_bits(rounded);
-    uint32_t bits = __float_as_uint(rounded);
-    bits -= fabs((double)rounded) > fabs(x);
-    return bf16_bits(__uint_as_float(bits | 1));
-}
-
-__device__ double sum_of(double value)
-{
-    for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-    return value;
-}
-
-struct token_logits {
-    const void *row;
-    moe4_dtype dtype;
-    __device__ float operator[](int64_t e) const
-    {
-        return load_float(row, dtype, e);
-    }
-};
-
-/* The sum that scores are divided by: of the chosen in slot order, or of all. */
-__device__ double divisor(const device_router &router, const token_logits &logits, const double *scores, double best)
-{
-    double sum = 0.0;
-    switch (router.method) {
-    case MOE4_ROUTING_LLAMA4:
-    case MOE4_ROUTING_TOPK:
-    case MOE4_ROUTING_SIGMOID:
-    case MOE4_ROUTING_TOPK_SIGMOID: return 1.0;
-    case MOE4_ROUTING_DEFAULT:
-        for (int32_t e = threadIdx.x % 32; e < router.n_experts; e += 32) sum += exp(logits[e] - best);
-        return sum_of(sum);
-    default: break;
-    }
-    for (int32_t a = 0; a < router.top_k; a++) sum += scores[a];
-    if (router.method == MOE4_ROUTING_RENORMALIZE || router.method == MOE4_ROUTING_RENORMALIZE_NAIVE) return sum;
-    if (router.method != MOE4_ROUTING_SIGMOID_RENORM) return sum + 1e-20;
-    return router.renormalize == MOE4_RENORMALIZE_NO ? 1.0 : sum < 1e-20 ? 1e-20 : sum;
-}
-
-/* ---- Outputs ---------------------------------------------------------------------------------------------------- */
-
-__device__ void store_slot(const route_outputs &out, int64_t slot, int32_t id, float weight)
-{
-    out.ids[slot] = id;
-    out.weights[slot] = weight;
-    out.locals[slot] = id >= 0 && id < out.n_experts ? out.local_of[id] : -1;
-    out.row_map[slot] = -1;
-    if (out.row_map_copy) out.row_map_copy[slot] = -1;
-    if (out.ids_copy) out.ids_copy[slot] = id;
-    if (out.weights_copy) out.weights_copy[slot] = weight;
-    if (out.replay) out.replay[slot] = (int16_t)id;
-}
+constexpr int DEFAULT_SHARED = 48 * 1024; /* more must be asked for */
 
 /* ---- Kernels ---------------------------------------------------------------------------------------------------- */
 
@@ -188,34 +25,15 @@ struct warp_memory {
     int32_t *ids, *keys;
 };
 
-__device__ warp_memory memory_of_warp(const device_router &router)
+__device__ warp_memory memory_of_warp(const device_router &router, int warp)
 {
     extern __shared__ double shared[];
     warp_memory m;
-    m.scores = shared + threadIdx.x / 32 * warp_bytes(router) / 8;
+    m.scores = shared + warp * warp_bytes(router) / 8;
     m.groups = (int64_t *)(m.scores + router.top_k);
     m.ids = (int32_t *)(m.groups + router.n_group);
     m.keys = m.ids + router.top_k;
     return m;
-}
-
-__device__ void select_experts(const device_router &router, const token_logits &logits, const warp_memory &m)
-{
-    const int32_t lane = threadIdx.x % 32, E = router.n_experts;
-    for (int32_t e = lane; e < E; e += 32) {
-        float key = logits[e];
-        if (has_biased_keys(router.method)) {
-            key = (float)score(router.method, key, 0.0);
-            if (router.bias) key += router.bias[e];
-        }
-        m.keys[e] = order_key(key);
-    }
-    __syncwarp();
-    if (router.n_group > 1) keep_best_groups(router, m.keys, m.groups);
-    for (int32_t a = 0; a < router.top_k; a++) {
-        int32_t id = take_best(m.keys, E);
-        if (lane == 0) m.ids[a] = id;
-    }
 }
 
 /* A token id outside the table chooses no experts, and its NaN weights make its row NaN. */
@@ -230,31 +48,20 @@ __device__ bool look_up_experts(const route_logits_call &call, int64_t t, const 
     return known;
 }
 
-/* By one warp. */
+/* By one warp, when the token's keys are there. */
 __device__ void route_token(const route_logits_call &call, int64_t t)
 {
     const device_router &router = call.router;
-    const int32_t lane = threadIdx.x % 32, A = router.top_k;
-    const int64_t bytes = call.dtype == MOE4_DTYPE_F32 ? 4 : 2;
-    const token_logits logits = {(const char *)call.logits + t * call.ld * bytes, call.dtype};
-    const warp_memory m = memory_of_warp(router);
+    const token_logits logits = logits_of_token(call, t);
+    const warp_memory m = memory_of_warp(router, threadIdx.x / 32);
     bool known = true;
     if (router.method == MOE4_ROUTING_HASH)
         known = look_up_experts(call, t, m);
     else
-        select_experts(router, logits, m);
+        choose_experts(router, m.keys, m.groups, m.ids);
     __syncwarp();
 
-    const double best = known ? logits[m.ids[0]] : 0.0;
-    for (int32_t a = lane; known && a < A; a += 32) m.scores[a] = score(router.method, logits[m.ids[a]], best);
-    __syncwarp();
-    const double by = known ? divisor(router, logits, m.scores, best) : 1.0;
-    for (int32_t a = lane; a < A; a += 32) {
-        float weight = known ? bf16_float(bf16_of_double(m.scores[a] * router.scale / by)) : QUIET_NAN;
-        store_slot(call.out, t * A + a, m.ids[a], weight);
-    }
-    for (int32_t e = lane; call.logits_copy && e < router.n_experts; e += 32)
-        call.logits_copy[t * router.n_experts + e] = logits[e];
+    finish_token(call, t, logits, m.ids, m.scores, known);
 }
 
 /* By one thread. */
@@ -295,7 +102,14 @@ __global__ void route_kernel(const __grid_constant__ route_logits_call call)
         *call.out.ticket = 0;
         check_token_count(call.T, call.out.faults);
     }
-    if (t < token_count_of(call.T)) route_token(call, t);
+    if (t < token_count_of(call.T)) {
+        const warp_memory m = memory_of_warp(call.router, threadIdx.x / 32);
+        const token_logits logits = logits_of_token(call, t);
+        for (int32_t e = threadIdx.x % 32; has_keys(call.router) && e < call.router.n_experts; e += 32)
+            m.keys[e] = key_of_expert(call.router, logits, e);
+        __syncwarp();
+        route_token(call, t);
+    }
     end_routing(call.is_after_x);
 }
 
@@ -315,6 +129,19 @@ __global__ void given_kernel(const __grid_constant__ route_given_call call)
 constexpr int ONCE_WARPS = 16, ONCE_THREADS = ONCE_WARPS * 32; /* as many slots */
 constexpr int ONCE_SHARED = 200 * 1024;                        /* bytes at most */
 
+/* Keys of the tokens that the block's warps will route: first, first + gridDim.x, ...  By all threads, since scores of
+ * one token alone would keep a warp busy for long. */
+__device__ void make_keys(const route_logits_call &call, int32_t first, int32_t T)
+{
+    const device_router &router = call.router;
+    const int32_t E = router.n_experts, n = min(ONCE_WARPS, (T - first + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x);
+    for (int32_t i = threadIdx.x; has_keys(router) && i < n * E; i += ONCE_THREADS) {
+        const int32_t warp = i / E, e = i - warp * E;
+        const token_logits logits = logits_of_token(call, first + warp * gridDim.x);
+        memory_of_warp(router, warp).keys[e] = key_of_expert(router, logits, e);
+    }
+}
+
 __global__ void __launch_bounds__(ONCE_THREADS) route_once_kernel(const __grid_constant__ route_logits_call call)
 {
     extern __shared__ double shared[];
@@ -322,7 +149,13 @@ __global__ void __launch_bounds__(ONCE_THREADS) route_once_kernel(const __grid_c
     begin_routing(call.is_after_x);
     if (blockIdx.x + threadIdx.x == 0) check_token_count(call.T, call.out.faults);
     const int32_t T = token_count_of(call.T), step = gridDim.x * ONCE_WARPS;
-    for (int32_t t = blockIdx.x + threadIdx.x / 32 * gridDim.x; t < T; t += step) route_token(call, t);
+    for (int32_t first = blockIdx.x; first < T; first += step) {
+        const int32_t t = first + threadIdx.x / 32 * gridDim.x;
+        make_keys(call, first, T);
+        __syncthreads();
+        if (t < T) route_token(call, t);
+        __syncthreads();
+    }
     cluster_sync();
     if (blockIdx.x == 0) group_block<ONCE_WARPS>(call.group, shared);
     end_routing(call.is_after_x);

@@ -61,8 +61,8 @@ __global__ void combine_kernel(const __grid_constant__ combine_call call)
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const bool is_slot = is_inside && first + i < call.top_k;
-            row[i] = is_slot ? call.row_map[t * call.top_k + first + i] : -1;
-            weight[i] = is_slot && call.weights ? call.weights[t * call.top_k + first + i] : 1.0f;
+            row[i] = is_slot ? __ldcg(&call.row_map[t * call.top_k + first + i]) : -1;
+            weight[i] = is_slot && call.weights ? __ldcg(&call.weights[t * call.top_k + first + i]) : 1.0f;
         }
         if (first == 0) wait_for_predecessors();
         if (!is_inside) return;

@@ -2,6 +2,7 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/stream.cuh"
+#include "cuda/stream_one.h"
 
 typedef void kernel(const stream_call);
 
@@ -25,7 +26,7 @@ int gemm_stream_configure(void)
             cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_SHARED_BYTES + STREAM_SLACK);
         if (error) return error;
     }
-    return cudaSuccess;
+    return gemm_one_configure();
 }
 
 int gemm_stream(const stream_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)

@@ -23,6 +23,12 @@ enum : int {
     NEXT_BYTES = 128 * 1024 /* that a block brings into the second-level cache for the next GEMM */
 };
 
+/* Memory that is soon read, to the second-level cache. */
+static __device__ __forceinline__ void prefetch_far(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
 /* ---- The block's share ------------------------------------------------------------------------------------------ */
 
 /* A weight tile of one token tile. */
@@ -52,6 +58,7 @@ static __device__ __forceinline__ stream_share share_of_block(int n_token_tiles,
 
 struct stream_block {
     const stream_call &call;
+    const token_tile *tiles;
     int n_token_tiles;
     stream_share share;
     uint32_t x, x_full;  /* shared addresses of the buffers and of a barrier each */
@@ -73,7 +80,7 @@ static __device__ __forceinline__ uint32_t barrier_of(const stream_block &block,
 static __device__ void load_segment(const stream_block &block, int segment)
 {
     const gemm_call &call = block.call.gemm;
-    const token_tile tokens = call.token_tiles[block.share.first.token_tile + segment];
+    const token_tile tokens = block.tiles[block.share.first.token_tile + segment];
     const uint32_t to = buffer_of(block, segment), full = barrier_of(block, segment), bytes = call.K * 2;
     const int lane = threadIdx.x % 32;
     if (lane == 0) barrier_arrive_expect(full, tokens.n_rows * bytes);
@@ -133,14 +140,15 @@ static __device__ __forceinline__ void advance(const stream_call &call, ring_pla
     if (wrapped) at.slot = 0, at.parity ^= 1;
 }
 
-/* One lane fills its team's ring with all that the team will multiply. */
+/* One lane fills its team's ring with all that the team, one of `teams`, will multiply. */
+template <int teams = STREAM_TEAMS>
 static __device__ __forceinline__ void fill_ring(const stream_block &block, int team, ring_place at)
 {
     const gemm_call &call = block.call.gemm;
     tile_place tile = block.share.first;
     advance(tile, team, call.n_tiles);
-    for (int left = block.share.n_tiles - team; left > 0; left -= STREAM_TEAMS) {
-        const int l = call.token_tiles[tile.token_tile].l;
+    for (int left = block.share.n_tiles - team; left > 0; left -= teams) {
+        const int l = block.tiles[tile.token_tile].l;
         const uint8_t *from = call.weights + ((int64_t)l * call.n_tiles + tile.tile) * call.n_steps * CUDA_STEP_BYTES;
         for (int step = 0; step < call.n_steps; step += STREAM_STEPS, from += STREAM_STAGE_BYTES) {
             const uint32_t bytes = min(call.n_steps - step, (int)STREAM_STEPS) * CUDA_STEP_BYTES;
@@ -149,7 +157,7 @@ static __device__ __forceinline__ void fill_ring(const stream_block &block, int 
             bulk_copy(at.stage, from, bytes, at.full);
             advance(block.call, at);
         }
-        advance(tile, STREAM_TEAMS, call.n_tiles);
+        advance(tile, teams, call.n_tiles);
     }
 }
 
@@ -163,7 +171,7 @@ static __device__ __forceinline__ void prefetch_next(const stream_block &block, 
     if (team >= n) return;
     tile_place at = share.first;
     advance(at, team, call.next_tiles);
-    const int l = call.gemm.token_tiles[at.token_tile].l;
+    const int l = block.tiles[at.token_tile].l;
     const uint32_t all = min((uint32_t)NEXT_BYTES / n, (uint32_t)call.next_steps * CUDA_STEP_BYTES);
     const uint32_t each = (all / 32 + 127) / 128 * 128, begin = each * (threadIdx.x % 32);
     const uint8_t *from =
@@ -179,10 +187,16 @@ struct packed_step {
     uint32_t scales;
 };
 
+/* Volatile: else the compiler moves a load that is a step ahead down to its use. */
 static __device__ __forceinline__ packed_step load_step(uint32_t step)
 {
     const int thread = threadIdx.x % TEAM;
-    return {load_shared_16(step + CUDA_STEP_SCALES + thread * 16), load_shared_4(step + thread / 4 * 4)};
+    packed_step p;
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.codes.x), "=r"(p.codes.y), "=r"(p.codes.z), "=r"(p.codes.w)
+                 : "r"(step + CUDA_STEP_SCALES + thread * 16));
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(p.scales) : "r"(step + thread / 4 * 4));
+    return p;
 }
 
 /* Operand B's registers of a step, 32 k each, from the lane's row and chunk of x in shared memory. */
@@ -207,37 +221,57 @@ static __device__ __forceinline__ void multiply_quarter(float (&d)[4], const pac
     mma(d, a, quarter % 2 ? b.z : b.x, quarter % 2 ? b.w : b.y);
 }
 
-/* All of K, loading a step ahead.  What is loaded behind the last step is garbage that nobody uses. */
+/* What a warp multiplies: the step it has at hand and the one that it loads meanwhile. */
+struct step_pair {
+    packed_step packed[2];
+    token_step tokens[2];
+};
+
+/* A stage's products, or the first `n` steps' of a tile's last stage, behind which garbage is loaded that nobody uses.
+ * No branch divides the steps of a whole one, so that decoding runs beneath products. */
+template <bool is_last>
+static __device__ __forceinline__ void multiply_stage(const stream_call &call, float (&d)[4], step_pair &pair,
+                                                      uint32_t x, ring_place &at, int n)
+{
+#pragma unroll
+    for (int i = 0; i < STREAM_STEPS; i++) {
+        uint32_t next = at.stage + (i + 1) * CUDA_STEP_BYTES;
+        if (!is_last && i + 1 == STREAM_STEPS) { /* all of this stage is read */
+            barrier_arrive(at.empty);
+            advance(call, at);
+            barrier_wait(at.full, at.parity);
+            next = at.stage;
+        }
+        const packed_step &packed = pair.packed[i % 2];
+        const token_step &tokens = pair.tokens[i % 2];
+        if (!is_last || i + 1 < STREAM_STEPS) {
+            pair.packed[(i + 1) % 2] = load_step(next);
+            pair.tokens[(i + 1) % 2] = load_tokens(x + (i + 1) * 128);
+        }
+        multiply_quarter<0>(d, packed, tokens);
+        multiply_quarter<1>(d, packed, tokens);
+        multiply_quarter<2>(d, packed, tokens);
+        multiply_quarter<3>(d, packed, tokens);
+        if (is_last && i + 1 == n) break;
+    }
+    if (!is_last) return;
+    barrier_arrive(at.empty);
+    advance(call, at);
+}
+
+/* All of K, loading a step ahead. */
 static __device__ __forceinline__ void multiply_tile(const stream_block &block, float (&d)[4], uint32_t x,
                                                      ring_place &at)
 {
-    packed_step packed[2];
-    token_step tokens[2];
+    step_pair pair;
     d[0] = d[1] = d[2] = d[3] = 0.0f;
-    tokens[0] = load_tokens(x);
+    pair.tokens[0] = load_tokens(x);
     barrier_wait(at.full, at.parity);
-    packed[0] = load_step(at.stage);
-    for (int left = block.call.gemm.n_steps;; left -= STREAM_STEPS, x += STREAM_STEPS * 128) {
-#pragma unroll
-        for (int i = 0; i < STREAM_STEPS; i++) {
-            uint32_t next = at.stage + (i + 1) * CUDA_STEP_BYTES;
-            if (i + 1 == STREAM_STEPS) { /* all of this stage is read */
-                barrier_arrive(at.empty);
-                advance(block.call, at);
-                if (left > STREAM_STEPS) barrier_wait(at.full, at.parity);
-                next = at.stage;
-            }
-            packed[(i + 1) % 2] = load_step(next);
-            tokens[(i + 1) % 2] = load_tokens(x + (i + 1) * 128);
-            multiply_quarter<0>(d, packed[i % 2], tokens[i % 2]);
-            multiply_quarter<1>(d, packed[i % 2], tokens[i % 2]);
-            multiply_quarter<2>(d, packed[i % 2], tokens[i % 2]);
-            multiply_quarter<3>(d, packed[i % 2], tokens[i % 2]);
-            if (left != i + 1) continue;
-            if (i + 1 < STREAM_STEPS) barrier_arrive(at.empty), advance(block.call, at);
-            return;
-        }
-    }
+    pair.packed[0] = load_step(at.stage);
+    int left = block.call.gemm.n_steps;
+    for (; left > STREAM_STEPS; left -= STREAM_STEPS, x += STREAM_STEPS * 128)
+        multiply_stage<false>(block.call, d, pair, x, at, STREAM_STEPS);
+    multiply_stage<true>(block.call, d, pair, x, at, left);
 }
 
 /* ---- A team's tiles --------------------------------------------------------------------------------------------- */
@@ -254,7 +288,7 @@ static __device__ __forceinline__ void run_tiles(const stream_block &block, ring
     advance(tile, team, call.n_tiles);
     int segment = -1, half = 0;
     for (int left = block.share.n_tiles - team; left > 0; left -= STREAM_TEAMS) {
-        const token_tile tokens = call.token_tiles[tile.token_tile];
+        const token_tile tokens = block.tiles[tile.token_tile];
         const strip own = {tile.tile, warp % 4};
         const row_pair rows = rows_of_thread(call, tokens.l, own);
         float d[4];
@@ -292,9 +326,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1) stream_kernel(const __grid_
     launch_dependents();
     __syncthreads();
     const int n_token_tiles = *call.gemm.n_token_tiles;
-    const stream_block block = {call,   n_token_tiles,          share_of_block(n_token_tiles, call.gemm.n_tiles),
-                                x,      shared_address(x_full), left,
-                                &maxima};
+    const stream_block block = {
+        call, call.gemm.token_tiles,  n_token_tiles, share_of_block(n_token_tiles, call.gemm.n_tiles),
+        x,    shared_address(x_full), left,          &maxima};
     const int warp = threadIdx.x / 32, is_filling = warp >= STREAM_WARPS;
     const int team = is_filling ? warp - STREAM_WARPS : threadIdx.x / TEAM;
     const ring_place at = ring_of_team(call, team, stages, shared_address(ring));

@@ -1,0 +1,245 @@
+/* The streaming GEMM for calls of one token, with tiles, teams and rings as in stream.cuh.  All of gate/up's tiles
+ * multiply the same row of x, and its blocks choose the token's experts for themselves, so that weights move as soon as
+ * logits are there; one block's warp goes on to what later kernels need of the routing.  Down's blocks know their tiles
+ * before gate/up is over. */
+#ifndef MOE4_CUDA_STREAM_ONE_CUH
+#define MOE4_CUDA_STREAM_ONE_CUH
+
+#include "cuda/quantize.cuh"
+#include "cuda/route.cuh"
+#include "cuda/stream.cuh"
+#include "cuda/stream_one.h"
+
+/* Warps that multiply and that fill rings; one that routes. */
+static constexpr int one_threads(bool is_down, int teams)
+{
+    return teams * (TEAM + 32) + (is_down ? 0 : 32);
+}
+
+/* A token tile for each local expert of the token. */
+struct one_tiles {
+    token_tile of[ONE_TOP_K];
+    int32_t n;
+};
+
+/* How many there may be. */
+static __device__ __forceinline__ int32_t most_tiles(const route_logits_call &call)
+{
+    return min(call.router.top_k, call.group.L);
+}
+
+/* ---- Routing ---------------------------------------------------------------------------------------------------- */
+
+/* Shared memory for it. */
+struct one_choice {
+    double scores[ONE_TOP_K];
+    int32_t ids[ONE_TOP_K];
+    int32_t *keys, *locals; /* by expert */
+    int64_t *groups;
+};
+
+static __host__ __device__ __forceinline__ int32_t one_choice_bytes(const device_router &router)
+{
+    return router.n_experts * 8 + router.n_group * 8;
+}
+
+/* All that needs no logits: they and x, which may still be written, come as far as the second-level cache. */
+static __device__ void await_logits(const one_call &call, const one_choice &choice)
+{
+    const route_logits_call &route = call.route;
+    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x) {
+        choice.locals[e] = route.out.local_of[e];
+        if (route.router.bias) prefetch(&route.router.bias[e]);
+    }
+    const int32_t at = blockIdx.x * 128, logit_bytes = route.dtype == MOE4_DTYPE_F32 ? 4 : 2;
+    if (threadIdx.x == 0 && at < route.router.n_experts * logit_bytes) prefetch_far((const char *)route.logits + at);
+    if (threadIdx.x == 32 && at < call.stream.gemm.K * 2) prefetch_far((const char *)call.stream.gemm.x + at);
+    wait_for_predecessors();
+}
+
+/* By one warp, from the keys.  A lane's *row is that of its slot. */
+static __device__ void choose_tiles(const route_logits_call &call, one_choice &choice, one_tiles &tiles, int32_t *row)
+{
+    const int32_t A = call.router.top_k, lane = threadIdx.x % 32;
+    choose_experts(call.router, choice.keys, choice.groups, choice.ids);
+    __syncwarp();
+    const int32_t l = lane < A && token_count_of(call.T) ? choice.locals[choice.ids[lane]] : -1;
+    int32_t rank = 0;
+    for (int32_t a = 0; a < A; a++) {
+        const int32_t other = __shfl_sync(~0u, l, a);
+        rank += other >= 0 && other < l;
+    }
+    if (l >= 0) tiles.of[rank] = {l, rank, 1};
+    const uint32_t all = __ballot_sync(~0u, l >= 0);
+    if (lane == 0) tiles.n = __popc(all);
+    *row = l >= 0 ? rank : -1;
+}
+
+/* What routing and grouping leave in memory. */
+static __device__ void store_routing(const route_logits_call &call, one_choice &choice, const one_tiles &tiles,
+                                     int32_t row)
+{
+    const int32_t lane = threadIdx.x % 32;
+    if (lane == 0) {
+        check_token_count(call.T, call.out.faults);
+        *call.group.n_tiles = *call.group.n_rows = tiles.n;
+        if (call.group.n_rows_copy) *call.group.n_rows_copy = tiles.n;
+    }
+    if (lane < most_tiles(call)) call.group.tiles[lane] = lane < tiles.n ? tiles.of[lane] : token_tile{};
+    if (token_count_of(call.T) == 0) return;
+    finish_token(call, 0, logits_of_token(call, 0), choice.ids, choice.scores, true);
+    if (lane < call.router.top_k) call.group.row_map[lane] = row;
+}
+
+/* ---- x ---------------------------------------------------------------------------------------------------------- */
+
+/* The token's row to shared memory, as it is or as what its codes are worth; k past the end as zeros. */
+template <int threads> static __device__ __forceinline__ void load_x(uint32_t to, const gemm_call &call, bool quantizes)
+{
+    for (int32_t chunk = threadIdx.x; chunk < call.n_steps * 8; chunk += threads) {
+        values v = {};
+        if (chunk * 8 < call.K) {
+            const uint4 words = *(const uint4 *)(call.x + chunk * 8);
+            v = {{words.x, words.y, words.z, words.w}};
+            if (quantizes) v = worth_of_codes(quantize(v));
+        }
+        store_shared_16(to + chunk * 16, {v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]});
+    }
+}
+
+/* Zeros behind the teams' rows of v': k past the end is finite. */
+template <int teams> static __device__ __forceinline__ void pad_rows(const gemm_call &call, uint32_t rows)
+{
+    const int n_pad = call.n_steps * 8 - call.K / 8;
+    for (int i = threadIdx.x; i < teams * n_pad; i += blockDim.x)
+        store_shared_zeros(rows + (i / n_pad + 1) * call.n_steps * 128 - (i % n_pad + 1) * 16);
+}
+
+/* A team's row of v', once those before it are read. */
+static __device__ __forceinline__ void load_v(uint32_t to, const gemm_call &call, int row, uint32_t full, int n_loaded)
+{
+    if (n_loaded == 0)
+        wait_for_predecessors();
+    else
+        barrier_sync<TEAM>(threadIdx.x / TEAM + 1);
+    if (threadIdx.x % TEAM == 0) {
+        async_proxy_fence();
+        barrier_arrive_expect(full, call.K * 2);
+        bulk_copy(to, call.x + row * call.ldx, call.K * 2, full);
+    }
+    barrier_wait(full, n_loaded & 1);
+}
+
+/* ---- A team's tiles --------------------------------------------------------------------------------------------- */
+
+template <moe4_activation activation, bool is_down, int teams>
+static __device__ __forceinline__ void run_one(const stream_block &block, ring_place at)
+{
+    const gemm_call &call = block.call.gemm;
+    const int warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
+    const uint32_t x = block.x + (is_down ? team * call.n_steps * 128 : 0), x_full = block.x_full + team * 8;
+    tile_place tile = block.share.first;
+    advance(tile, team, call.n_tiles);
+    int loaded = -1, n_loaded = 0, half = 0;
+    for (int left = block.share.n_tiles - team; left > 0; left -= teams) {
+        const token_tile tokens = block.tiles[tile.token_tile];
+        const strip own = {tile.tile, warp % 4};
+        const row_pair rows = rows_of_thread(call, tokens.l, own);
+        float d[4];
+        if (is_down && loaded != tile.token_tile) {
+            load_v(x, call, tokens.first_row, x_full, n_loaded++);
+            loaded = tile.token_tile;
+        }
+        multiply_tile(block, d, x + threadIdx.x % 32 / 8 * 16, at);
+        if (block.call.quantizes)
+            store_quantized<activation>(call, tokens, own, rows, d, block.maxima->of[half ^= 1]);
+        else
+            store_sums<STREAM_ROWS, activation>(call, tokens, own, rows, d);
+        advance(tile, teams, call.n_tiles);
+    }
+    if (is_down && n_loaded == 0) wait_for_predecessors();
+}
+
+/* ---- The kernel ------------------------------------------------------------------------------------------------- */
+
+/* gate/up: the block's tiles and x. */
+template <int teams>
+static __device__ void begin_gate_up(const one_call &call, uint32_t x, one_choice &choice, one_tiles &tiles)
+{
+    const route_logits_call &route = call.route;
+    const int warp = threadIdx.x / 32;
+    await_logits(call, choice);
+    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x)
+        choice.keys[e] = key_of_expert(route.router, logits_of_token(route, 0), e);
+    __syncthreads();
+    int32_t row = 0;
+    if (warp == teams * 5) choose_tiles(route, choice, tiles, &row);
+    if (warp < teams * 4) load_x<teams * TEAM>(x, call.stream.gemm, call.quantizes_x);
+    __syncthreads();
+    if (warp < teams * 5) return;
+    if (blockIdx.x == 0) {
+        store_routing(route, choice, tiles, row);
+        __threadfence(); /* down's blocks may come up while this kernel runs */
+        __syncwarp();
+        launch_dependents();
+    }
+}
+
+/* down: the tiles of all blocks, as gate/up's first one left them. */
+static __device__ void begin_down(const one_call &call, one_tiles &tiles)
+{
+    launch_dependents();
+    const int32_t at = threadIdx.x;
+    if (at < most_tiles(call.route)) {
+        const int32_t *from = (const int32_t *)&call.stream.gemm.token_tiles[at];
+        tiles.of[at] = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
+    }
+    if (at == 0) tiles.n = __ldcg(call.stream.gemm.n_token_tiles);
+    __syncthreads();
+}
+
+template <moe4_activation activation, bool is_down, int teams>
+__global__ void __launch_bounds__(one_threads(is_down, teams), teams == ONE_NARROW_TEAMS ? 3 : 1)
+    one_kernel(const __grid_constant__ one_call call)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ uint64_t ring[teams * STREAM_STAGES * 2], x_full[teams]; /* full, empty of every stage */
+    __shared__ tile_maxima maxima;
+    __shared__ one_tiles tiles;
+    __shared__ one_choice choice;
+    const stream_call &stream = call.stream;
+    const int n_stages = teams * stream.n_stages, x_at = n_stages * STREAM_STAGE_BYTES;
+    const uint32_t stages = shared_address(shared), x = stages + x_at;
+    if (threadIdx.x < n_stages) {
+        barrier_init(shared_address(&ring[2 * threadIdx.x]), 1);
+        barrier_init(shared_address(&ring[2 * threadIdx.x + 1]), TEAM);
+        if (threadIdx.x < teams) barrier_init(shared_address(&x_full[threadIdx.x]), 1);
+        barrier_init_fence();
+    }
+    if (is_down) {
+        pad_rows<teams>(stream.gemm, x);
+        begin_down(call, tiles);
+    } else {
+        if (threadIdx.x == 0) {
+            choice.groups = (int64_t *)(shared + x_at + stream.gemm.n_steps * 128 + STREAM_SLACK);
+            choice.keys = (int32_t *)(choice.groups + call.route.router.n_group);
+            choice.locals = choice.keys + call.route.router.n_experts;
+        }
+        __syncthreads();
+        begin_gate_up<teams>(call, x, choice, tiles);
+    }
+    const stream_block block = {
+        stream,  tiles.of, tiles.n, share_of_block(tiles.n, stream.gemm.n_tiles), x, shared_address(x_full),
+        nullptr, &maxima};
+    const int warp = threadIdx.x / 32, team = warp < teams * 4 ? warp / 4 : warp - teams * 4;
+    const ring_place at = ring_of_team(stream, team, stages, shared_address(ring));
+    if (warp < teams * 4) {
+        run_one<activation, is_down, teams>(block, at);
+    } else if (team < teams) {
+        if (threadIdx.x % 32 == 0) fill_ring<teams>(block, team, at);
+        __syncwarp();
+        if (!is_down && blockIdx.x) launch_dependents();
+    }
+}
+
+#endif

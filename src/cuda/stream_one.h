@@ -1,0 +1,26 @@
+/* The streaming GEMM for calls of one token, as the host launches it. */
+#ifndef MOE4_CUDA_STREAM_ONE_H
+#define MOE4_CUDA_STREAM_ONE_H
+
+#include "cuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { ONE_TOP_K = 32, /* at most */ ONE_NARROW_TEAMS = 2 };
+
+struct one_call {
+    struct stream_call stream;      /* the GEMM; x is bf16 */
+    struct route_logits_call route; /* of gate/up, which routes and groups the token itself; no expert is exact */
+    int32_t is_down;
+    int32_t quantizes_x; /* 1 = x's MXFP8 codes are multiplied */
+};
+
+int gemm_one_configure(void);
+int gemm_one(const struct one_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
