@@ -63,12 +63,14 @@ static void gemm_tile_int8_avx2(const uint8_t *panel, int64_t n_blocks, const ui
     const int32_t *words = (const int32_t *)(const void *)x;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, words += INT8_BLOCK_WORDS * n_tokens) {
-        read_block(ahead);
+        uintptr_t at = read_lines(read_on(ahead, ahead->at), 1);
         for (int group = 0; group < GROUPS; group++) {
             __m256i weights[INT8_CODE_WORDS];
+            at = read_lines(at, 2);
             decode_group(panel + CODES_OFFSET + group / 2 * SUBTILE_BYTES + group % 2 * (LINE_BYTES / 2), weights);
             multiply_group(weights, load_half_scales(panel + group * LANES), words, n_tokens, sums + group * LANES);
         }
+        ahead->at = at;
     }
 }
 
