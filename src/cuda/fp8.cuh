@@ -36,34 +36,35 @@ static __device__ __forceinline__ int consumer(void)
     return __shfl_sync(~0u, threadIdx.x / WARPGROUP - 1, 0);
 }
 
-/* What a thread decodes of a group of blocks. */
-template <int N> struct packed_group {
-    uint4 codes[width<N>::blocks * BLOCK_STEPS];
-    uint32_t scales[width<N>::blocks * BLOCK_STEPS];
-};
-
 /* Where the thread's parts of its warpgroup's first step lie in stage 0. */
 struct packed_place {
     uint32_t codes, scales;
 };
 
-template <int N>
-static __device__ __forceinline__ void load_group(packed_group<N> &packed, const packed_place &at, uint32_t offset)
+/* Steps `first` to `end` of what a thread decodes of a group of blocks. */
+template <int first, int end> struct packed_steps {
+    uint4 codes[end - first];
+    uint32_t scales[end - first];
+};
+
+template <int first, int end>
+static __device__ __forceinline__ packed_steps<first, end> load_steps(const packed_place &at, uint32_t offset)
 {
+    packed_steps<first, end> packed;
 #pragma unroll
-    for (int s = 0; s < width<N>::blocks * BLOCK_STEPS; s++) {
-        packed.codes[s] = load_shared_16(at.codes + offset + s * CUDA_STEP_BYTES);
-        packed.scales[s] = load_shared_4(at.scales + offset + s * CUDA_STEP_BYTES);
+    for (int s = first; s < end; s++) {
+        packed.codes[s - first] = load_shared_16(at.codes + offset + s * CUDA_STEP_BYTES);
+        packed.scales[s - first] = load_shared_4(at.scales + offset + s * CUDA_STEP_BYTES);
     }
+    return packed;
 }
 
-template <int N>
-static __device__ __forceinline__ void decode_group(const packed_group<N> &packed, const fp8_magnitudes &of,
-                                                    uint32_t (&a)[width<N>::blocks * 16])
+template <int first, int end>
+static __device__ __forceinline__ void decode_steps(const packed_steps<first, end> &packed, const fp8_magnitudes &of,
+                                                    uint32_t *a)
 {
 #pragma unroll
-    for (int s = 0; s < width<N>::blocks * BLOCK_STEPS; s++)
-        fp8_decode_step(packed.codes[s], packed.scales[s], of, a + s * 8);
+    for (int s = first; s < end; s++) fp8_decode_step(packed.codes[s - first], packed.scales[s - first], of, a + s * 8);
 }
 
 /* `b`: address of the group's rows, over 16, with wgmma's leading dimension above. */
@@ -116,6 +117,13 @@ template <kind k> static __device__ __forceinline__ void await_stage(const gemm_
     barrier_wait(ring.full + at.stage * 8, at.parity);
 }
 
+/* The same, in a register of each lane's: the compiler would keep what a warp has in common in uniform registers, and
+ * an instruction that adds one of these has no room for a constant factor. */
+static __device__ __forceinline__ uint32_t value_of_lane(uint32_t value)
+{
+    return __shfl_sync(~0u, value, threadIdx.x % 32);
+}
+
 /* What a pass's stages have in common. */
 struct operands {
     gemm_ring ring;
@@ -123,39 +131,36 @@ struct operands {
     fp8_magnitudes magnitudes;
 };
 
-/* Multiplies group g of a stage by what is decoded; meanwhile decodes the next one, loads the one behind that where a
- * stage holds two, and promotes the sums.  `left`: blocks from this group on. */
+/* Multiplies group g of a stage by what is decoded.  Half of the next group is decoded while the tensor cores work, the
+ * other half among the additions that promote the sums, since decoding and they take different pipes.  `left`: blocks
+ * from this group on. */
 template <kind k, int N, int g>
-static __device__ __forceinline__ void multiply_next(const operands &of, ring_position<k> &at, int left,
-                                                     packed_group<N> &packed, uint32_t (&a)[width<N>::blocks * 16],
-                                                     uint32_t (&next)[width<N>::blocks * 16],
-                                                     float (&d)[width<N>::blocks][N / 2], float (&total)[N / 2])
+static __device__ __forceinline__ void
+multiply_next(const operands &of, ring_position<k> &at, int left, uint32_t (&a)[width<N>::blocks * 16],
+              uint32_t (&next)[width<N>::blocks * 16], float (&d)[width<N>::blocks][N / 2], float (&total)[N / 2])
 {
     using W = width<N>;
-    constexpr bool ends_stage = g == W::groups - 1, is_ahead = W::groups == 2;
+    constexpr bool ends_stage = g == W::groups - 1;
+    constexpr int steps = W::blocks * BLOCK_STEPS, early = steps / 2;
     const uint32_t stage = of.ring.stages + at.stage * STAGE_BYTES, empty = of.ring.empty + at.stage * 8;
     const bool is_last = left <= W::blocks;
     ring_position<k> next_stage = at;
-    next_stage.advance();
+    if (ends_stage || is_last) next_stage.advance();
+    const uint32_t weights =
+        is_last || !ends_stage ? at.stage : next_stage.stage; /* the last group's are decoded in vain */
+    const uint32_t offset = weights * STAGE_BYTES + (ends_stage ? 0 : (g + 1) * W::blocks * BLOCK_BYTES_W);
     multiply_group<N>(d, a, (stage + g * W::blocks * W::x_bytes) >> 4 | 1 << 16);
-    if (is_ahead) {
-        if (!is_last) decode_group<N>(packed, of.magnitudes, next);
-        if (left > 2 * W::blocks) {
-            if (g == 0) await_stage(of.ring, next_stage);
-            load_group<N>(packed, of.packed, next_stage.stage * STAGE_BYTES + g * W::blocks * BLOCK_BYTES_W);
-        }
-    } else if (!is_last) {
-        await_stage(of.ring, next_stage);
-        load_group<N>(packed, of.packed, next_stage.stage * STAGE_BYTES);
-        decode_group<N>(packed, of.magnitudes, next);
+    if (!is_last) {
+        if (ends_stage) await_stage(of.ring, next_stage);
+        decode_steps(load_steps<0, early>(of.packed, offset), of.magnitudes, next);
     }
     wgmma_wait<0>();
+    const packed_steps<early, steps> late = load_steps<early, steps>(of.packed, offset);
     const uint32_t scales = stage + W::scales + g * W::blocks * W::rows * 4;
     promote<k, N>(total, d, shared_pairs(scales + threadIdx.x % 4 * 8), left);
-    if (ends_stage || is_last) {
-        barrier_arrive(empty);
-        at = next_stage;
-    }
+    decode_steps(late, of.magnitudes, next);
+    if (ends_stage || is_last) barrier_arrive(empty);
+    at = next_stage;
 }
 
 /* gate/up: the item's scales of x, on their way to shared memory, a copy a warpgroup. */
@@ -182,16 +187,12 @@ static __device__ __forceinline__ void multiply(const fp8_call &call, const oper
     at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
     await_stage(of.ring, at);
     on_first();
-    packed_group<N> packed;
-    load_group<N>(packed, of.packed, at.stage * STAGE_BYTES);
-    decode_group<N>(packed, of.magnitudes, a[0]);
+    decode_steps(load_steps<0, W::blocks * BLOCK_STEPS>(of.packed, at.stage * STAGE_BYTES), of.magnitudes, a[0]);
     int left = block_count(call);
-    if (W::groups == 2 && left > W::blocks)
-        load_group<N>(packed, of.packed, at.stage * STAGE_BYTES + W::blocks * BLOCK_BYTES_W);
     for (;;) {
-        multiply_next<k, N, 0>(of, at, left, packed, a[0], a[1], d, total);
+        multiply_next<k, N, 0>(of, at, left, a[0], a[1], d, total);
         if ((left -= W::blocks) <= 0) break;
-        multiply_next<k, N, 1 % W::groups>(of, at, left, packed, a[1], a[0], d, total);
+        multiply_next<k, N, 1 % W::groups>(of, at, left, a[1], a[0], d, total);
         if ((left -= W::blocks) <= 0) break;
     }
 }
@@ -302,9 +303,10 @@ static __device__ __forceinline__ void consume_item(const fp8_call &call, const 
         const int slot = pass * G + warpgroup, tile = item.group * n_passes * G + slot,
                   seen = tile < call.n_tiles ? tile : call.n_tiles - 1;
         const uint32_t weights = ring.stages + width<N>::weights + warpgroup * width<N>::tile_bytes;
-        const operands of = {ring,
-                             {weights + CUDA_STEP_SCALES + thread * 16, weights + thread / 4 * 4},
-                             fp8_magnitudes_of(call.tile_base[(int64_t)item.tokens.l * call.n_tiles + seen])};
+        const operands of = {
+            ring,
+            {weights + CUDA_STEP_SCALES + thread * 16, weights + thread / 4 * 4},
+            fp8_magnitudes_of(value_of_lane(call.tile_base[(int64_t)item.tokens.l * call.n_tiles + seen]))};
         float total[N / 2];
         prefetch_pass<k>(call, item.tokens, seen);
         multiply<k, N>(call, of, at, total, [&] {
