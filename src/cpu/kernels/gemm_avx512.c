@@ -1,6 +1,6 @@
 /* AVX-512 without BF16.  As gemm_avx512_bf16.c (weights decoded in registers, lanes are output rows, a block's sums
- * scaled at its end), but each decoded pair is split into two f32 vectors, and activations are widened to f32 a block
- * at a time. */
+ * scaled at its end), but codes are looked up as f32, 16 rows of one k, and activations are widened to f32 a block at a
+ * time. */
 #include <immintrin.h>
 
 #include "cpu/kernels/decode_avx512.h"
@@ -10,8 +10,21 @@
 
 enum {
     LINES = 4, /* code lines of a subtile in a block */
-    PAIRS = 4  /* pairs of k in a line */
+    LINE_K = 8
 };
+
+/* What vpermps finds by the lowest 4 bits of a lane. */
+static inline __m512 f32_table(void)
+{
+    return _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+}
+
+/* Element k of a line's eight, of 16 rows. */
+static inline __m512 decode_k(__m512i codes, int k, __m512 table)
+{
+    const unsigned at = (unsigned)(k / 2 * 4 + k % 2 * 16);
+    return _mm512_permutexvar_ps(at ? _mm512_srli_epi32(codes, at) : codes, table);
+}
 
 /* acc += w * x.  Written in assembler for the broadcast operand, which spares a register a token. */
 static inline __m512 fma_broadcast(__m512 acc, __m512 w, const float *x)
@@ -26,7 +39,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
                                                        const int n_tokens, const int first, const int n_sub,
                                                        float *sums, struct read_ahead *ahead)
 {
-    const __m512i table = decode_table(), odd_half = _mm512_set1_epi32((int)0xFFFF0000);
+    const __m512 table = f32_table();
     const uint8_t *const end = panel + n_blocks * PANEL_BLOCK_BYTES;
     uintptr_t at = ahead->at;
     struct wide_block wide;
@@ -43,24 +56,18 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
             for (int t = 0; t < n_tokens; t++) block[s][t] = _mm512_setzero_ps();
         UNROLL
         for (int line = 0; line < LINES; line++) {
-            const float *even = wide.even + line * PAIRS * n_tokens, *odd = wide.odd + line * PAIRS * n_tokens;
             __m512i packed[4];
             at = read_lines(at, lines_ahead(n_sub));
             if (n_tokens == 1) prefetch_near(panel, 1 + line * LINES, LINES);
             for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES + line * LINE_BYTES);
             UNROLL
-            for (int j = 0; j < PAIRS; j++) {
+            for (int k = 0; k < LINE_K; k++) {
+                const float *value = (k % 2 ? wide.odd : wide.even) + (line * LINE_K + k) / 2 * n_tokens;
                 UNROLL
                 for (int s = 0; s < n_sub; s++) {
-                    __m512i pair = decode_pair(packed[s], j, table);
-                    __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-                    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, odd_half));
+                    const __m512 w = decode_k(packed[s], k, table);
                     UNROLL
-                    for (int t = 0; t < n_tokens; t++)
-                        block[s][t] = fma_broadcast(block[s][t], low, even + j * n_tokens + t);
-                    UNROLL
-                    for (int t = 0; t < n_tokens; t++)
-                        block[s][t] = fma_broadcast(block[s][t], high, odd + j * n_tokens + t);
+                    for (int t = 0; t < n_tokens; t++) block[s][t] = fma_broadcast(block[s][t], w, value + t);
                 }
             }
         }
