@@ -16,12 +16,14 @@ enum { LINES = 4, LINE_K = 8, HALVES = 2, LANES = 8, SUBTILES = PANEL_ROWS / SUB
 /* Compiled by themselves: inlined into a loop over blocks, their constants take registers from the sums. */
 #define APART static __attribute__((noinline))
 
-/* Unscaled weights of a line's k.  Two rows that lie 8 apart are neighbours, since that takes no more than a shift and
- * a blend: 0 8 1 9 2 10 3 11 in one half, 4 12 5 13 6 14 7 15 in the other.  Scales and sums follow, until the end. */
-typedef uint16_t line_weights[LINE_K][HALVES][LANES] __attribute__((aligned(32)));
+/* Unscaled weights of 16 rows and one k.  Two rows that lie 8 apart are neighbours, since that takes no more than a
+ * shift and a blend: 0 8 1 9 2 10 3 11 in one half, 4 12 5 13 6 14 7 15 in the other.  Scales and sums follow, until
+ * the end. */
+typedef uint16_t k_weights[HALVES][LANES] __attribute__((aligned(32)));
+typedef k_weights subtile_weights[BLOCK_SIZE];
 
 /* The low halves of 32 bytes, codes of 16 rows of two k in turn. */
-static inline void decode_two(__m256i codes, uint16_t first[HALVES][LANES], uint16_t second[HALVES][LANES])
+static inline void decode_two(__m256i codes, k_weights *first, k_weights *second)
 {
     const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(
         0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, -0x80, -0x48, -0x44, -0x42, -0x40, -0x3E, -0x3C, -0x3A));
@@ -31,20 +33,20 @@ static inline void decode_two(__m256i codes, uint16_t first[HALVES][LANES], uint
     _mm256_store_si256((__m256i *)second, _mm256_and_si256(values, _mm256_set1_epi16(-256)));
 }
 
-static inline void decode_line(const __m256i *codes, line_weights w)
+static inline void decode_line(const __m256i *codes, k_weights *w)
 {
     const __m256i a = _mm256_load_si256(codes), b = _mm256_load_si256(codes + 1);
     const __m256i even = _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xAA);
     const __m256i odd = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xAA);
-    decode_two(even, w[0], w[4]);
-    decode_two(_mm256_srli_epi16(even, 4), w[2], w[6]);
-    decode_two(odd, w[1], w[5]);
-    decode_two(_mm256_srli_epi16(odd, 4), w[3], w[7]);
+    decode_two(even, w, w + 4);
+    decode_two(_mm256_srli_epi16(even, 4), w + 2, w + 6);
+    decode_two(odd, w + 1, w + 5);
+    decode_two(_mm256_srli_epi16(odd, 4), w + 3, w + 7);
 }
 
 /* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
  * behind requests for all of it. */
-APART void decode_block(const uint8_t *block, uintptr_t at, line_weights weights[SUBTILES * LINES],
+APART void decode_block(const uint8_t *block, uintptr_t at, subtile_weights weights[SUBTILES],
                         uint8_t scales[PANEL_ROWS])
 {
     const __m256i order =
@@ -53,10 +55,12 @@ APART void decode_block(const uint8_t *block, uintptr_t at, line_weights weights
     at = read_lines(at, 1);
     for (int i = 0; i < PANEL_ROWS / 32; i++)
         _mm256_store_si256((__m256i *)scales + i, _mm256_shuffle_epi8(_mm256_load_si256(vectors + i), order));
-    for (int i = 0; i < SUBTILES * LINES; i++) {
-        at = read_lines(at, 1);
-        decode_line(vectors + 2 + 2 * i, weights[i]);
-    }
+    vectors += 2;
+    for (int s = 0; s < SUBTILES; s++)
+        for (int line = 0; line < LINES; line++, vectors += 2) {
+            at = read_lines(at, 1);
+            decode_line(vectors, weights[s] + line * LINE_K);
+        }
 }
 
 static inline __m256 load_weights(const uint16_t w[LANES])
@@ -85,14 +89,14 @@ struct sums {
 };
 
 /* block += weights of one k times x, of which there are n_tokens; the first k has nothing to add to. */
-static inline __attribute__((always_inline)) void multiply_k(const line_weights *weights, int k, const float *x,
+static inline __attribute__((always_inline)) void multiply_k(const subtile_weights *weights, int k, const float *x,
                                                              const int n_sub, const int n_tokens, const int is_first,
                                                              struct sums *block)
 {
     UNROLL
     for (int s = 0; s < n_sub; s++) {
         __m256 w[HALVES];
-        for (int h = 0; h < HALVES; h++) w[h] = load_weights(weights[s * LINES][0][0] + k * SUBTILE_ROWS + h * LANES);
+        for (int h = 0; h < HALVES; h++) w[h] = load_weights(weights[s][k][h]);
         UNROLL
         for (int t = 0; t < n_tokens; t++) {
             const __m256 v = broadcast(x + t, n_tokens);
@@ -105,7 +109,7 @@ static inline __attribute__((always_inline)) void multiply_k(const line_weights 
 
 /* sums[t][16 n_sub rows] += scales * (weights . x) for n_tokens tokens, of ldx in x.  Always inlined with constants: a
  * block's sums stay in registers, 2 * n_sub * n_tokens <= 12. */
-static inline __attribute__((always_inline)) void multiply(const line_weights *weights, const uint8_t *scales,
+static inline __attribute__((always_inline)) void multiply(const subtile_weights *weights, const uint8_t *scales,
                                                            const float *even, const float *odd, int32_t ldx,
                                                            const int n_sub, const int n_tokens, float *sums)
 {
@@ -137,13 +141,12 @@ static inline __attribute__((always_inline)) void multiply(const line_weights *w
 
 /* A panel's block for N tokens.  Few take several subtiles at once: fmas that add to one sum wait for each other. */
 #define MULTIPLY_GROUP(N)                                                                                              \
-    APART void multiply_##N(const line_weights *weights, const uint8_t *scales, const float *even, const float *odd,   \
-                            int32_t ldx, float *sums)                                                                  \
+    APART void multiply_##N(const subtile_weights *weights, const uint8_t *scales, const float *even,                  \
+                            const float *odd, int32_t ldx, float *sums)                                                \
     {                                                                                                                  \
         enum { N_SUB = N == 1 ? 4 : N <= 3 ? 2 : 1 };                                                                  \
         for (int s = 0; s < SUBTILES; s += N_SUB)                                                                      \
-            multiply(weights + s * LINES, scales + s * SUBTILE_ROWS, even, odd, ldx, N_SUB, N,                         \
-                     sums + s * SUBTILE_ROWS);                                                                         \
+            multiply(weights + s, scales + s * SUBTILE_ROWS, even, odd, ldx, N_SUB, N, sums + s * SUBTILE_ROWS);       \
     }
 MULTIPLY_GROUP(1)
 MULTIPLY_GROUP(2)
@@ -152,7 +155,7 @@ MULTIPLY_GROUP(4)
 MULTIPLY_GROUP(5)
 MULTIPLY_GROUP(6)
 
-static void (*const multiply_group[])(const line_weights *, const uint8_t *, const float *, const float *, int32_t,
+static void (*const multiply_group[])(const subtile_weights *, const uint8_t *, const float *, const float *, int32_t,
                                       float *) = {NULL,       multiply_1, multiply_2, multiply_3,
                                                   multiply_4, multiply_5, multiply_6};
 
@@ -171,7 +174,7 @@ static void restore_order(float *sums, int32_t n_subtiles)
 static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
                            struct read_ahead *ahead)
 {
-    line_weights weights[SUBTILES * LINES];
+    subtile_weights weights[SUBTILES];
     uint8_t scales[PANEL_ROWS] __attribute__((aligned(32)));
     struct wide_block wide;
     const int32_t n_groups = (n_tokens + GROUP_TOKENS - 1) / GROUP_TOKENS; /* of nearly equal size */
