@@ -127,7 +127,7 @@ static struct route_logits_call route_call_of(const struct cuda_forward *f)
 static int route_by_logits(const struct cuda_forward *f)
 {
     const int error = f->call->logits ? 0 : make_logits(f);
-    if (error || f->is_one) return error; /* one token is routed by gate/up */
+    if (error || f->is_one) return error;
     const struct route_logits_call call = route_call_of(f);
     return (f->is_routed_at_once ? route_logits_at_once : route_logits)(&call, f->stream);
 }
@@ -135,6 +135,7 @@ static int route_by_logits(const struct cuda_forward *f)
 static int route_stage(const struct cuda_forward *f)
 {
     if (!f->call->topk) return route_by_logits(f);
+    if (f->is_one) return 0;
     struct route_given_call call = {.T = f->T,
                                     .topk = *f->call->topk,
                                     .is_after_x = f->is_x_first,
@@ -187,8 +188,11 @@ struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_ma
 static int run_one(const struct cuda_forward *f, const struct stream_call *stream, moe4_activation activation,
                    int32_t n_blocks)
 {
-    const struct one_call call = {
-        .stream = *stream, .route = route_call_of(f), .is_down = !stream->next_weights, .quantizes_x = is_mxfp8(f)};
+    const struct one_call call = {.stream = *stream,
+                                  .route = route_call_of(f),
+                                  .topk = f->call->topk ? *f->call->topk : (moe4_topk){0},
+                                  .is_down = !stream->next_weights,
+                                  .quantizes_x = is_mxfp8(f)};
     return gemm_one(&call, activation, n_blocks, f->stream);
 }
 
@@ -252,12 +256,12 @@ static int is_streamed(const struct cuda_forward *f)
            stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
 }
 
-/* Whether gate/up routes the only token. */
+/* Whether gate/up routes the only token.  Each slot of it may be a token tile. */
 static int is_one(const struct cuda_forward *f)
 {
-    return f->batch->n_tokens == 1 && f->is_streamed && f->is_routed_at_once && !f->prepared->is_fp8 &&
-           !f->call->topk && f->prepared->router.method != MOE4_ROUTING_HASH && f->A <= ONE_TOP_K &&
-           !f->prepared->n_exact && is_bf16(f);
+    const int is_chosen = f->call->topk ? f->A <= f->layer->L : f->prepared->router.method != MOE4_ROUTING_HASH;
+    return f->batch->n_tokens == 1 && f->is_streamed && f->is_routed_at_once && !f->prepared->is_fp8 && is_chosen &&
+           f->A <= ONE_TOP_K && !f->prepared->n_exact && is_bf16(f);
 }
 
 /* By what was measured (moe4_tune), else by rules that are good everywhere. */

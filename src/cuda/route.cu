@@ -64,23 +64,6 @@ __device__ void route_token(const route_logits_call &call, int64_t t)
     finish_token(call, t, logits, m.ids, m.scores, known);
 }
 
-/* By one thread. */
-__device__ void route_slot(const route_given_call &call, int64_t slot)
-{
-    const int32_t A = call.topk.top_k;
-    const int64_t t = slot / A, a = slot % A;
-    int32_t id = call.topk.ids[t * call.topk.ld_ids + a];
-    float weight;
-    if (call.topk.format == MOE4_TOPK_PACKED) {
-        weight = bf16_float((uint16_t)id);
-        id >>= 16;
-    } else {
-        weight = load_float(call.topk.weights, call.topk.weights_dtype, t * call.topk.ld_weights + a);
-    }
-    store_slot(call.out, slot, id, weight);
-    if (call.out.weights_copy && call.topk.weight_use == MOE4_WEIGHT_ON_INPUT) call.out.weights_copy[slot] = 1.0f;
-}
-
 /* As begin_kernel; what ran before a kernel that only converts x is over anyway. */
 __device__ void begin_routing(bool is_after_x)
 {
@@ -121,7 +104,7 @@ __global__ void given_kernel(const __grid_constant__ route_given_call call)
         *call.out.ticket = 0;
         check_token_count(call.T, call.out.faults);
     }
-    if (slot < (int64_t)token_count_of(call.T) * call.topk.top_k) route_slot(call, slot);
+    if (slot < (int64_t)token_count_of(call.T) * call.topk.top_k) route_slot(call.topk, call.out, slot);
     end_routing(call.is_after_x);
 }
 
@@ -166,7 +149,7 @@ __global__ void __launch_bounds__(ONCE_THREADS) given_once_kernel(const __grid_c
     extern __shared__ double shared[];
     begin_routing(call.is_after_x);
     if (threadIdx.x == 0) check_token_count(call.T, call.out.faults);
-    if ((int32_t)threadIdx.x < token_count_of(call.T) * call.topk.top_k) route_slot(call, threadIdx.x);
+    if ((int32_t)threadIdx.x < token_count_of(call.T) * call.topk.top_k) route_slot(call.topk, call.out, threadIdx.x);
     __syncthreads();
     group_block<ONCE_WARPS>(call.group, shared);
     end_routing(call.is_after_x);

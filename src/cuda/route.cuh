@@ -84,4 +84,21 @@ static __device__ void finish_token(const route_logits_call &call, int64_t t, co
         call.logits_copy[t * router.n_experts + e] = logits[e];
 }
 
+/* A slot of the caller's own choice, by one thread. */
+static __device__ int32_t id_of_slot(const moe4_topk &topk, int64_t slot)
+{
+    const int32_t id = topk.ids[slot / topk.top_k * topk.ld_ids + slot % topk.top_k];
+    return topk.format == MOE4_TOPK_PACKED ? id >> 16 : id;
+}
+
+static __device__ void route_slot(const moe4_topk &topk, const route_outputs &out, int64_t slot)
+{
+    const int64_t t = slot / topk.top_k, a = slot % topk.top_k;
+    const float weight = topk.format == MOE4_TOPK_PACKED
+                             ? bf16_float((uint16_t)topk.ids[t * topk.ld_ids + a])
+                             : load_float(topk.weights, topk.weights_dtype, t * topk.ld_weights + a);
+    store_slot(out, slot, id_of_slot(topk, slot), weight);
+    if (out.weights_copy && topk.weight_use == MOE4_WEIGHT_ON_INPUT) out.weights_copy[slot] = 1.0f;
+}
+
 #endif

@@ -25,7 +25,7 @@ struct one_tiles {
 /* How many there may be. */
 static __device__ __forceinline__ int32_t most_tiles(const route_logits_call &call)
 {
-    return min(call.router.top_k, call.group.L);
+    return min(call.group.top_k, call.group.L);
 }
 
 /* ---- Routing ---------------------------------------------------------------------------------------------------- */
@@ -38,36 +38,39 @@ struct one_choice {
     int64_t *groups;
 };
 
-static __host__ __device__ __forceinline__ int32_t one_choice_bytes(const device_router &router)
+static __host__ __device__ __forceinline__ int32_t one_choice_bytes(const route_logits_call &route)
 {
-    return router.n_experts * 8 + router.n_group * 8;
+    return route.out.n_experts * 8 + route.router.n_group * 8;
 }
 
-/* All that needs no logits: they and x, which may still be written, come as far as the second-level cache. */
+/* What needs no logits.  They and x, which may still be written, come as far as the second-level cache. */
 static __device__ void await_logits(const one_call &call, const one_choice &choice)
 {
     const route_logits_call &route = call.route;
-    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x) {
-        choice.locals[e] = route.out.local_of[e];
-        if (route.router.bias) prefetch(&route.router.bias[e]);
-    }
+    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x) choice.locals[e] = route.out.local_of[e];
     const int32_t at = blockIdx.x * 128, logit_bytes = route.dtype == MOE4_DTYPE_F32 ? 4 : 2;
     if (threadIdx.x == 0 && at < route.router.n_experts * logit_bytes) prefetch_far((const char *)route.logits + at);
     if (threadIdx.x == 32 && at < call.stream.gemm.K * 2) prefetch_far((const char *)call.stream.gemm.x + at);
     wait_for_predecessors();
 }
 
-/* By one warp, from the keys.  A lane's *row is that of its slot. */
-static __device__ void choose_tiles(const route_logits_call &call, one_choice &choice, one_tiles &tiles, int32_t *row)
+/* By one warp, from the keys or the caller's ids; none if there is no token.  A lane's *row is that of its slot.  Ids
+ * that the caller gives may come more than once: each is a token tile. */
+static __device__ void choose_tiles(const one_call &call, one_choice &choice, one_tiles &tiles, int32_t *row)
 {
-    const int32_t A = call.router.top_k, lane = threadIdx.x % 32;
-    choose_experts(call.router, choice.keys, choice.groups, choice.ids);
+    const route_logits_call &route = call.route;
+    const int32_t A = route.group.top_k, lane = threadIdx.x % 32;
+    if (!call.topk.ids)
+        choose_experts(route.router, choice.keys, choice.groups, choice.ids);
+    else if (lane < A)
+        choice.ids[lane] = id_of_slot(call.topk, lane);
     __syncwarp();
-    const int32_t l = lane < A && token_count_of(call.T) ? choice.locals[choice.ids[lane]] : -1;
+    const int32_t id = lane < A && token_count_of(route.T) ? choice.ids[lane] : -1;
+    const int32_t l = id >= 0 && id < route.out.n_experts ? choice.locals[id] : -1;
     int32_t rank = 0;
     for (int32_t a = 0; a < A; a++) {
         const int32_t other = __shfl_sync(~0u, l, a);
-        rank += other >= 0 && other < l;
+        rank += other >= 0 && (other < l || (other == l && a < lane));
     }
     if (l >= 0) tiles.of[rank] = {l, rank, 1};
     const uint32_t all = __ballot_sync(~0u, l >= 0);
@@ -76,19 +79,22 @@ static __device__ void choose_tiles(const route_logits_call &call, one_choice &c
 }
 
 /* What routing and grouping leave in memory. */
-static __device__ void store_routing(const route_logits_call &call, one_choice &choice, const one_tiles &tiles,
-                                     int32_t row)
+static __device__ void store_routing(const one_call &call, one_choice &choice, const one_tiles &tiles, int32_t row)
 {
+    const route_logits_call &route = call.route;
     const int32_t lane = threadIdx.x % 32;
     if (lane == 0) {
-        check_token_count(call.T, call.out.faults);
-        *call.group.n_tiles = *call.group.n_rows = tiles.n;
-        if (call.group.n_rows_copy) *call.group.n_rows_copy = tiles.n;
+        check_token_count(route.T, route.out.faults);
+        *route.group.n_tiles = *route.group.n_rows = tiles.n;
+        if (route.group.n_rows_copy) *route.group.n_rows_copy = tiles.n;
     }
-    if (lane < most_tiles(call)) call.group.tiles[lane] = lane < tiles.n ? tiles.of[lane] : token_tile{};
-    if (token_count_of(call.T) == 0) return;
-    finish_token(call, 0, logits_of_token(call, 0), choice.ids, choice.scores, true);
-    if (lane < call.router.top_k) call.group.row_map[lane] = row;
+    if (lane < most_tiles(route)) route.group.tiles[lane] = lane < tiles.n ? tiles.of[lane] : token_tile{};
+    if (token_count_of(route.T) == 0) return;
+    if (!call.topk.ids)
+        finish_token(route, 0, logits_of_token(route, 0), choice.ids, choice.scores, true);
+    else if (lane < route.group.top_k)
+        route_slot(call.topk, route.out, lane);
+    if (lane < route.group.top_k) route.group.row_map[lane] = row;
 }
 
 /* ---- x ---------------------------------------------------------------------------------------------------------- */
@@ -169,16 +175,15 @@ static __device__ void begin_gate_up(const one_call &call, uint32_t x, one_choic
     const route_logits_call &route = call.route;
     const int warp = threadIdx.x / 32;
     await_logits(call, choice);
-    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x)
+    for (int32_t e = threadIdx.x; e < route.out.n_experts && !call.topk.ids; e += blockDim.x)
         choice.keys[e] = key_of_expert(route.router, logits_of_token(route, 0), e);
     __syncthreads();
     int32_t row = 0;
-    if (warp == teams * 5) choose_tiles(route, choice, tiles, &row);
+    if (warp == teams * 5) choose_tiles(call, choice, tiles, &row);
     if (warp < teams * 4) load_x<teams * TEAM>(x, call.stream.gemm, call.quantizes_x);
     __syncthreads();
-    if (warp < teams * 5) return;
-    if (blockIdx.x == 0) {
-        store_routing(route, choice, tiles, row);
+    if (blockIdx.x == 0 && warp == teams * 5) {
+        store_routing(call, choice, tiles, row);
         __threadfence(); /* down's blocks may come up while this kernel runs */
         __syncwarp();
         launch_dependents();
@@ -223,14 +228,13 @@ __global__ void __launch_bounds__(one_threads(is_down, teams), teams == ONE_NARR
         if (threadIdx.x == 0) {
             choice.groups = (int64_t *)(shared + x_at + stream.gemm.n_steps * 128 + STREAM_SLACK);
             choice.keys = (int32_t *)(choice.groups + call.route.router.n_group);
-            choice.locals = choice.keys + call.route.router.n_experts;
+            choice.locals = choice.keys + call.route.out.n_experts;
         }
         __syncthreads();
         begin_gate_up<teams>(call, x, choice, tiles);
     }
-    const stream_block block = {
-        stream,  tiles.of, tiles.n, share_of_block(tiles.n, stream.gemm.n_tiles), x, shared_address(x_full),
-        nullptr, &maxima};
+    const stream_share share = share_of_block(tiles.n, stream.gemm.n_tiles);
+    const stream_block block = {stream, tiles.of, tiles.n, share, x, shared_address(x_full), nullptr, &maxima};
     const int warp = threadIdx.x / 32, team = warp < teams * 4 ? warp / 4 : warp - teams * 4;
     const ring_place at = ring_of_team(stream, team, stages, shared_address(ring));
     if (warp < teams * 4) {
