@@ -188,11 +188,13 @@ struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_ma
 static int run_one(const struct cuda_forward *f, const struct stream_call *stream, moe4_activation activation,
                    int32_t n_blocks)
 {
-    const struct one_call call = {.stream = *stream,
-                                  .route = route_call_of(f),
-                                  .topk = f->call->topk ? *f->call->topk : (moe4_topk){0},
-                                  .is_down = !stream->next_weights,
-                                  .quantizes_x = is_mxfp8(f)};
+    struct one_call call = {.stream = *stream,
+                            .route = route_call_of(f),
+                            .topk = f->call->topk ? *f->call->topk : (moe4_topk){0},
+                            .is_down = !stream->next_weights,
+                            .quantizes_x = is_mxfp8(f)};
+    call.route.router.n_experts = f->layer->E; /* where the caller routes, the layer may have no router */
+    call.route.router.top_k = f->A;
     return gemm_one(&call, activation, n_blocks, f->stream);
 }
 

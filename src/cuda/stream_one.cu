@@ -47,7 +47,7 @@ int gemm_one_configure(void)
 static bool is_narrow(const one_call *call, int32_t n_blocks)
 {
     const int32_t n_tiles = call->is_down ? call->stream.gemm.n_tiles : call->stream.next_tiles;
-    return call->route.group.top_k * n_tiles <= ONE_NARROW_TEAMS * n_blocks;
+    return call->route.router.top_k * n_tiles <= ONE_NARROW_TEAMS * n_blocks;
 }
 
 int gemm_one(const one_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
@@ -57,7 +57,7 @@ int gemm_one(const one_call *call, moe4_activation activation, int32_t n_blocks,
     const int32_t teams = call->is_down && narrow ? (int)ONE_NARROW_TEAMS : (int)STREAM_TEAMS;
     const int32_t row_bytes = call->stream.gemm.n_steps * 128, ring_bytes = teams * STREAM_STAGE_BYTES;
     const int32_t other_bytes =
-        STREAM_SLACK + (call->is_down ? teams * row_bytes : row_bytes + one_choice_bytes(call->route));
+        STREAM_SLACK + (call->is_down ? teams * row_bytes : row_bytes + one_choice_bytes(call->route.router));
     int32_t n_stages = ((narrow ? HALF_BYTES : SHARED_BYTES) - other_bytes) / ring_bytes;
     if (n_stages < STREAM_LEAST_STAGES) n_stages = (SHARED_BYTES - other_bytes) / ring_bytes;
     sized.stream.n_stages = std::min(n_stages, (int)STREAM_STAGES);

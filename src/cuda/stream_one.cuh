@@ -25,7 +25,7 @@ struct one_tiles {
 /* How many there may be. */
 static __device__ __forceinline__ int32_t most_tiles(const route_logits_call &call)
 {
-    return min(call.group.top_k, call.group.L);
+    return min(call.router.top_k, call.group.L);
 }
 
 /* ---- Routing ---------------------------------------------------------------------------------------------------- */
@@ -38,17 +38,21 @@ struct one_choice {
     int64_t *groups;
 };
 
-static __host__ __device__ __forceinline__ int32_t one_choice_bytes(const route_logits_call &route)
+static __host__ __device__ __forceinline__ int32_t one_choice_bytes(const device_router &router)
 {
-    return route.out.n_experts * 8 + route.router.n_group * 8;
+    return router.n_experts * 8 + router.n_group * 8;
 }
 
 /* What needs no logits.  They and x, which may still be written, come as far as the second-level cache. */
 static __device__ void await_logits(const one_call &call, const one_choice &choice)
 {
     const route_logits_call &route = call.route;
-    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x) choice.locals[e] = route.out.local_of[e];
-    const int32_t at = blockIdx.x * 128, logit_bytes = route.dtype == MOE4_DTYPE_F32 ? 4 : 2;
+    for (int32_t e = threadIdx.x; e < route.router.n_experts; e += blockDim.x) {
+        choice.locals[e] = route.out.local_of[e];
+        if (route.router.bias && !call.topk.ids) prefetch(&route.router.bias[e]);
+    }
+    const int32_t at = blockIdx.x * 128;
+    const int32_t logit_bytes = call.topk.ids ? 0 : route.dtype == MOE4_DTYPE_F32 ? 4 : 2;
     if (threadIdx.x == 0 && at < route.router.n_experts * logit_bytes) prefetch_far((const char *)route.logits + at);
     if (threadIdx.x == 32 && at < call.stream.gemm.K * 2) prefetch_far((const char *)call.stream.gemm.x + at);
     wait_for_predecessors();
@@ -59,14 +63,14 @@ static __device__ void await_logits(const one_call &call, const one_choice &choi
 static __device__ void choose_tiles(const one_call &call, one_choice &choice, one_tiles &tiles, int32_t *row)
 {
     const route_logits_call &route = call.route;
-    const int32_t A = route.group.top_k, lane = threadIdx.x % 32;
+    const int32_t A = route.router.top_k, lane = threadIdx.x % 32;
     if (!call.topk.ids)
         choose_experts(route.router, choice.keys, choice.groups, choice.ids);
     else if (lane < A)
         choice.ids[lane] = id_of_slot(call.topk, lane);
     __syncwarp();
     const int32_t id = lane < A && token_count_of(route.T) ? choice.ids[lane] : -1;
-    const int32_t l = id >= 0 && id < route.out.n_experts ? choice.locals[id] : -1;
+    const int32_t l = id >= 0 && id < route.router.n_experts ? choice.locals[id] : -1;
     int32_t rank = 0;
     for (int32_t a = 0; a < A; a++) {
         const int32_t other = __shfl_sync(~0u, l, a);
@@ -92,9 +96,9 @@ static __device__ void store_routing(const one_call &call, one_choice &choice, c
     if (token_count_of(route.T) == 0) return;
     if (!call.topk.ids)
         finish_token(route, 0, logits_of_token(route, 0), choice.ids, choice.scores, true);
-    else if (lane < route.group.top_k)
+    else if (lane < route.router.top_k)
         route_slot(call.topk, route.out, lane);
-    if (lane < route.group.top_k) route.group.row_map[lane] = row;
+    if (lane < route.router.top_k) route.group.row_map[lane] = row;
 }
 
 /* ---- x ---------------------------------------------------------------------------------------------------------- */
@@ -175,7 +179,7 @@ static __device__ void begin_gate_up(const one_call &call, uint32_t x, one_choic
     const route_logits_call &route = call.route;
     const int warp = threadIdx.x / 32;
     await_logits(call, choice);
-    for (int32_t e = threadIdx.x; e < route.out.n_experts && !call.topk.ids; e += blockDim.x)
+    for (int32_t e = threadIdx.x; e < route.router.n_experts && !call.topk.ids; e += blockDim.x)
         choice.keys[e] = key_of_expert(route.router, logits_of_token(route, 0), e);
     __syncthreads();
     int32_t row = 0;
@@ -228,7 +232,7 @@ __global__ void __launch_bounds__(one_threads(is_down, teams), teams == ONE_NARR
         if (threadIdx.x == 0) {
             choice.groups = (int64_t *)(shared + x_at + stream.gemm.n_steps * 128 + STREAM_SLACK);
             choice.keys = (int32_t *)(choice.groups + call.route.router.n_group);
-            choice.locals = choice.keys + call.route.out.n_experts;
+            choice.locals = choice.keys + call.route.router.n_experts;
         }
         __syncthreads();
         begin_gate_up<teams>(call, x, choice, tiles);

@@ -13,7 +13,7 @@ enum { ONE_TOP_K = 32, /* at most */ ONE_NARROW_TEAMS = 2 };
 struct one_call {
     struct stream_call stream;      /* the GEMM; x is bf16 */
     struct route_logits_call route; /* of gate/up, which routes and groups the token itself; no expert is exact */
-    moe4_topk topk;                 /* instead of logits, if it has ids */
+    moe4_topk topk;                 /* instead of logits, if it has ids; as many as the router chooses */
     int32_t is_down;
     int32_t quantizes_x; /* 1 = x's MXFP8 codes are multiplied */
 };
