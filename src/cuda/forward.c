@@ -279,7 +279,8 @@ static void choose_kernels(struct cuda_forward *f)
     f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
                            is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
     f->is_one = is_one(f);
-    f->is_x_first = !f->is_one && !f->is_chunked && !f->prepared->is_fp8 && !f->weights_on_input && !is_direct(f);
+    f->is_x_first = !f->is_one && !f->is_chunked && !f->weights_on_input &&
+                    (f->prepared->is_fp8 ? fp8_takes_tokens(f) : !is_direct(f));
 }
 
 /* ---- The call ---------------------------------------------------------------------------------------------------- */

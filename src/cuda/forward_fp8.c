@@ -2,6 +2,8 @@
  * experts whose scales e5m2 does not hold. */
 #include "cuda/forward_state.h"
 
+#include "base/checked.h"
+
 void fp8_place(struct cuda_forward *f)
 {
     char *workspace = f->batch->workspace;
@@ -13,68 +15,100 @@ void fp8_place(struct cuda_forward *f)
 
 /* ---- Few rows an expert ------------------------------------------------------------------------------------------ */
 
-/* The streaming GEMMs take x as it comes and leave nothing of the intermediate that a caller could have. */
-static int can_stream(const struct cuda_forward *f)
+/* The most rows of token tiles for experts of up to so many rows on average; which kernel takes them follows. */
+static const struct tile_choice {
+    int32_t rows, mean;
+} choices[] = {{8, 5}, {16, 10}, {24, 17}, {FP8_NARROW_ROWS, 64}};
+
+/* Whether x fits into shared memory; and x of experts for the exact kernel would be missing. */
+static int can_stream(const struct cuda_forward *f, int32_t rows)
 {
-    return is_direct(f) && !f->prepared->n_exact && !f->result->intermediate && !f->result->intermediate_scale &&
-           f->plan.chunk_tokens * f->A <= (int64_t)f->layer->L * FP8_STREAM_MOST &&
-           fp8_stream_buffers(f->prepared->gate_up.n_steps) && fp8_stream_buffers(f->prepared->down.n_steps);
+    return !f->prepared->n_exact && rows <= FP8_STREAM_ROWS && fp8_stream_buffers(f->prepared->gate_up.n_steps, rows) &&
+           fp8_stream_buffers(f->prepared->down.n_steps, rows);
+}
+
+static int32_t choose_rows(const struct cuda_forward *f)
+{
+    const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        if (mean <= choices[i].mean && (choices[i].rows > FP8_STREAM_ROWS || can_stream(f, choices[i].rows)))
+            return choices[i].rows;
+    return FP8_MAX_ROWS;
 }
 
 void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned)
 {
-    const int has_few_rows = f->plan.chunk_tokens * f->A <= (int64_t)f->layer->L * 5;
-    f->is_streamed = can_stream(f) && (tuned ? tuned == STREAM_ROWS : has_few_rows);
-    f->tile_rows = f->is_streamed ? STREAM_ROWS : tuned && tuned < FP8_MAX_ROWS ? tuned : FP8_MAX_ROWS;
+    const int32_t rows = tuned ? tuned : choose_rows(f);
+    f->tile_rows = rows < FP8_MAX_ROWS ? rows : FP8_MAX_ROWS;
+    f->is_streamed = can_stream(f, rows);
 }
 
-static int32_t stream_block_count(const struct cuda_forward *f, const struct cuda_matrix *matrix)
+/* So few rows that another kernel, which quantises x, would cost more than it spares, and that gate/up's tiles had
+ * better be spread evenly than taken by fours.  Leaves nothing of the intermediate that a caller could have. */
+static int quantises_late(const struct cuda_forward *f)
+{
+    return f->is_streamed && f->tile_rows == STREAM_ROWS && is_direct(f) && !f->result->intermediate &&
+           !f->result->intermediate_scale && f->plan.chunk_tokens * f->A <= f->layer->L;
+}
+
+int fp8_takes_tokens(const struct cuda_forward *f)
+{
+    return f->is_streamed && !quantises_late(f);
+}
+
+static int32_t block_count(const struct cuda_forward *f, const struct cuda_matrix *matrix)
 {
     const int64_t items = f->plan.max_tiles * matrix->n_tiles;
     return items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
 }
 
-static int stream_gate_up(const struct cuda_forward *f)
+static int few_gate_up(const struct cuda_forward *f)
 {
     const struct cuda_matrix *matrix = &f->prepared->gate_up, *next = &f->prepared->down;
-    struct gemm_call gemm = gemm_call_of(f, matrix);
-    gemm.x = x_of(f);
-    gemm.ldx = f->batch->ldx;
-    gemm.row_source = f->row_token;
-    gemm.out = f->intermediate;
-    gemm.ldout = f->layer->I;
-    gemm.columns = (int32_t)f->layer->I;
-    const struct fp8_stream_call call = {.stream = {.gemm = gemm,
-                                                    .next_weights = next->packed,
-                                                    .next_tiles = next->n_tiles,
-                                                    .next_steps = next->n_steps},
-                                         .tile_base = matrix->tile_base};
-    return fp8_stream_gate_up(&call, f->layer->activation, stream_block_count(f, matrix), f->stream);
+    struct fp8_stream_call call = {.stream = {.gemm = gemm_call_of(f, matrix),
+                                              .next_weights = next->packed,
+                                              .next_tiles = next->n_tiles,
+                                              .next_steps = next->n_steps},
+                                   .tile_base = matrix->tile_base,
+                                   .x = f->x_rows,
+                                   .v = f->v_rows};
+    call.is_bf16 = quantises_late(f);
+    call.stream.gemm.x = x_of(f);
+    call.stream.gemm.ldx = f->batch->ldx;
+    call.stream.gemm.out = f->intermediate;
+    call.stream.gemm.ldout = f->layer->I;
+    call.stream.gemm.row_source = f->row_token;
+    call.stream.gemm.columns = (int32_t)f->layer->I;
+    call.stream.gemm.tiles_are_old = !f->is_streamed; /* rows were gathered since */
+    return (f->is_streamed ? fp8_stream_gate_up : fp8_narrow_gate_up)(&call, f->layer->activation,
+                                                                      block_count(f, matrix), f->stream);
 }
 
-static int stream_down(const struct cuda_forward *f)
+static int few_down(const struct cuda_forward *f)
 {
     const struct cuda_matrix *matrix = &f->prepared->down;
-    struct gemm_call gemm = gemm_call_of(f, matrix);
-    gemm.x = f->intermediate;
-    gemm.ldx = f->layer->I;
-    gemm.tiles_are_old = 1;
-    gemm.out = f->z;
-    gemm.ldout = f->plan.ldz;
-    gemm.columns = (int32_t)f->layer->output_size;
-    const struct fp8_stream_call call = {.stream = {.gemm = gemm}, .tile_base = matrix->tile_base};
-    return fp8_stream_down(&call, stream_block_count(f, matrix), f->stream);
+    struct fp8_stream_call call = {
+        .stream = {.gemm = gemm_call_of(f, matrix)}, .tile_base = matrix->tile_base, .x = f->v_rows};
+    call.is_bf16 = quantises_late(f);
+    call.stream.gemm.x = f->intermediate;
+    call.stream.gemm.ldx = f->layer->I;
+    call.stream.gemm.tiles_are_old = 1;
+    call.stream.gemm.out = f->z;
+    call.stream.gemm.ldout = f->plan.ldz;
+    call.stream.gemm.columns = (int32_t)f->layer->output_size;
+    return (f->is_streamed ? fp8_stream_down : fp8_narrow_down)(&call, block_count(f, matrix), f->stream);
 }
 
 /* ---- Many -------------------------------------------------------------------------------------------------------- */
 
 int fp8_gather_stage(const struct cuda_forward *f)
 {
+    if (quantises_late(f)) return 0;
     const moe4_batch *batch = f->batch;
     const struct fp8_gather_call call = {.T = f->T,
                                          .top_k = f->A,
                                          .locals = f->locals + f->first_slot,
-                                         .row_map = f->row_map + f->first_slot,
+                                         .row_map = f->is_streamed ? NULL : f->row_map + f->first_slot,
                                          .first = f->first,
                                          .x = x_of(f),
                                          .dtype = batch->x_dtype,
@@ -104,27 +138,25 @@ static struct fp8_call call_of(const struct cuda_forward *f, const struct cuda_m
                              .tiles_are_old = 1};
 }
 
-static int32_t block_count(const struct cuda_forward *f, const struct fp8_call *call)
-{
-    const int64_t items = f->plan.max_tiles * call->n_tiles;
-    return items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
-}
-
 static void take_exact_tiles(const struct cuda_forward *f, struct fp8_call *call)
 {
     call->token_tiles = f->exact_tiles;
     call->n_token_tiles = f->numbers + N_EXACT_TILES;
 }
 
+static int takes_few(const struct cuda_forward *f)
+{
+    return f->tile_rows <= FP8_NARROW_ROWS;
+}
+
 int fp8_gate_up_stage(const struct cuda_forward *f)
 {
-    if (f->is_streamed) return stream_gate_up(f);
     struct fp8_call call = call_of(f, &f->prepared->gate_up);
-    const int32_t n_blocks = block_count(f, &call);
+    const int32_t n_blocks = block_count(f, &f->prepared->gate_up);
     call.x = f->x_rows;
     call.v = f->v_rows;
     call.columns = (int32_t)f->layer->I;
-    int error = fp8_gate_up(&call, f->layer->activation, n_blocks, f->stream);
+    int error = takes_few(f) ? few_gate_up(f) : fp8_gate_up(&call, f->layer->activation, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     take_exact_tiles(f, &call);
     return fp8_exact_gate_up(&call, f->layer->activation, 16 * n_blocks, f->stream);
@@ -132,14 +164,13 @@ int fp8_gate_up_stage(const struct cuda_forward *f)
 
 int fp8_down_stage(const struct cuda_forward *f)
 {
-    if (f->is_streamed) return stream_down(f);
     struct fp8_call call = call_of(f, &f->prepared->down);
-    const int32_t n_blocks = block_count(f, &call);
+    const int32_t n_blocks = block_count(f, &f->prepared->down);
     call.x = f->v_rows;
     call.out = f->z;
     call.ldout = f->plan.ldz;
     call.columns = (int32_t)f->layer->output_size;
-    int error = fp8_down(&call, n_blocks, f->stream);
+    int error = takes_few(f) ? few_down(f) : fp8_down(&call, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     take_exact_tiles(f, &call);
     return fp8_exact_down(&call, 16 * n_blocks, f->stream);

@@ -70,7 +70,7 @@ int rows_quantize_stage(const struct cuda_forward *f)
 
 int rows_convert_stage(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8) return f->is_streamed ? 0 : fp8_gather_stage(f);
+    if (f->prepared->is_fp8) return fp8_gather_stage(f);
     if (is_mxfp8(f)) return quantize_x(f);
     if (is_direct(f)) return 0;
     const struct convert_call call = {.T = f->T,

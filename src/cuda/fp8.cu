@@ -25,7 +25,8 @@ int fp8_configure(void)
         if (each && !error)
             error = cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          fp8::ring_size<fp8::GATE_UP>::bytes);
-    return error ? error : fp8_stream_configure();
+    if (!error) error = fp8_stream_configure();
+    return error ? error : fp8_narrow_configure();
 }
 
 int fp8_gate_up(const fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)

@@ -39,27 +39,34 @@ struct fp8_call {
     int64_t ldout;
 };
 
-/* ---- For token tiles of up to STREAM_ROWS rows (fp8_stream.cuh) -------------------------------------------------- */
+/* ---- For few rows an expert (fp8_stream.cuh) -------------------------------------------------------------------- */
 
-enum { FP8_STREAM_MOST = 32 }; /* rows an expert, on average, up to which they can be chosen */
+enum { FP8_STREAM_ROWS = 24 /* most of a token tile */, FP8_STREAM_SHARED_BYTES = 222 * 1024 /* rings and rows */ };
 
-/* x: bf16 as the caller has it, or gate/up's intermediate; out: the intermediate in bf16, or z'. */
 struct fp8_stream_call {
     struct stream_call stream;
+    int32_t is_bf16;          /* x and the intermediate are those of stream.gemm, and quantised by whoever reads them */
     const uint8_t *tile_base; /* as in fp8_call */
+    struct fp8_rows x;        /* gate/up: a row a token, chunks in their order; down: as in fp8_call */
+    struct fp8_rows v;        /* gate/up: the intermediate */
 };
 
-/* Bytes of a buffer of quantised rows and their scales. */
-MOE4_CUDA_BOTH int32_t fp8_stream_buffer_bytes(int32_t n_steps)
+/* Bytes of a buffer of so many rows, a multiple of 8, and their scales. */
+MOE4_CUDA_BOTH int32_t fp8_stream_buffer_bytes(int32_t n_steps, int32_t rows)
 {
-    return (n_steps + 1) / 2 * STREAM_ROWS * (FP8_BLOCK + 4);
+    return (n_steps + 1) / 2 * rows * (FP8_BLOCK + 4);
 }
 
 /* Buffers that fit beside the shortest rings, at most 2; 0 = K is too long. */
-MOE4_CUDA_BOTH int32_t fp8_stream_buffers(int32_t n_steps)
+MOE4_CUDA_BOTH int32_t fp8_stream_buffers(int32_t n_steps, int32_t rows)
 {
-    int32_t room = (STREAM_SHARED_BYTES - STREAM_LEAST_STAGES * STREAM_RING_BYTES) / fp8_stream_buffer_bytes(n_steps);
-    return room < 2 ? room : 2;
+    const int32_t room = FP8_STREAM_SHARED_BYTES - STREAM_LEAST_STAGES * STREAM_RING_BYTES;
+    const int32_t n = room / fp8_stream_buffer_bytes(n_steps, rows);
+    return n < 2 ? n : 2;
 }
+
+/* ---- For some 18 to 64 rows an expert (fp8_narrow.cuh), by the same calls, x as in fp8_call ---------------------- */
+
+enum { FP8_NARROW_ROWS = 80 };
 
 #endif

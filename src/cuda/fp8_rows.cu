@@ -1,11 +1,11 @@
-/* Rows of x and of the intermediate in fp8 compute: gathering with quantisation, and the dense copies a caller wants. */
+/* Rows of x and of the intermediate in fp8 compute: gathering with quantisation, and dense copies for callers. */
 #include "cuda/fp8_quantize.cuh"
 #include "cuda/launch.cuh"
 
 namespace
 {
 
-constexpr int THREADS = 128, CHUNK = 16;
+constexpr int MAX_THREADS = 1024, CHUNK = 16;
 
 /* Columns 16*chunk .. of a token as bf16, times the router's weight where that goes on the input. */
 struct chunk16 {
@@ -37,45 +37,53 @@ __device__ chunk16 load_chunk(const fp8_gather_call &call, int64_t token, int64_
 /* The largest of all threads' numbers. */
 __device__ uint32_t block_max(uint32_t value)
 {
-    __shared__ uint32_t warps[THREADS / 32];
+    __shared__ uint32_t warps[MAX_THREADS / 32];
     value = __reduce_max_sync(~0u, value);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
     __syncthreads();
-    uint32_t most = 0;
-    for (uint32_t warp : warps) most = max(most, warp);
+    const int lane = threadIdx.x % 32;
+    value = __reduce_max_sync(~0u, lane < blockDim.x / 32 ? warps[lane] : 0);
     __syncthreads();
-    return most;
+    return value;
 }
 
-/* One chunk of codes to each of the token's routed rows. */
+/* One chunk of codes to each of the token's routed rows, or to its own. */
 __device__ void scatter(const fp8_gather_call &call, int64_t token, int64_t chunk, uint4 codes)
 {
+    const int64_t block = chunk / 8 * call.out.rows;
+    if (!call.row_map) {
+        *(uint4 *)(call.out.codes + (block + token) * FP8_BLOCK + fp8_chunk_offset(0, chunk % 8)) = codes;
+        return;
+    }
     for (int32_t a = 0; a < call.top_k; a++) {
         const int64_t slot = token * call.top_k + a, row = call.row_map[slot];
         if (row < 0) continue;
-        const int64_t at = (chunk / 8 * call.out.rows + row) * FP8_BLOCK;
+        const int64_t at = (block + row) * FP8_BLOCK;
         *(uint4 *)(call.out.codes + at + fp8_chunk_offset(row - call.first[call.locals[slot]], chunk % 8)) = codes;
     }
 }
 
 __device__ void scatter_scale(const fp8_gather_call &call, int64_t token, float scale)
 {
-    for (int32_t a = threadIdx.x; a < call.top_k; a += THREADS) {
+    if (!call.row_map && threadIdx.x == 0) call.out.scales[token] = scale;
+    for (int32_t a = threadIdx.x; call.row_map && a < call.top_k; a += blockDim.x) {
         const int64_t row = call.row_map[token * call.top_k + a];
         if (row >= 0) call.out.scales[row] = scale;
     }
 }
 
+/* A thread keeps its first chunk, which is its only one as a rule, and reads others twice. */
 __device__ void gather_values(const fp8_gather_call &call, int64_t token, int64_t n_chunks)
 {
-    uint32_t largest = 0;
-    for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS) {
+    const chunk16 first = load_chunk(call, token, threadIdx.x);
+    uint32_t largest = fp8_larger(fp8_larger(0, first.first), first.second);
+    for (int64_t chunk = threadIdx.x + blockDim.x; chunk < n_chunks; chunk += blockDim.x) {
         const chunk16 v = load_chunk(call, token, chunk);
         largest = fp8_larger(fp8_larger(largest, v.first), v.second);
     }
     const fp8_divisor by = fp8_divisor_of(block_max(fp8_largest(largest)));
-    for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS) {
-        const chunk16 v = load_chunk(call, token, chunk);
+    for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += blockDim.x) {
+        const chunk16 v = chunk == threadIdx.x ? first : load_chunk(call, token, chunk);
         scatter(call, token, chunk, fp8_chunk(v.first, v.second, by));
     }
     scatter_scale(call, token, by.scale);
@@ -84,7 +92,7 @@ __device__ void gather_values(const fp8_gather_call &call, int64_t token, int64_
 __device__ void gather_codes(const fp8_gather_call &call, int64_t token, int64_t n_chunks)
 {
     const float scale = call.x_scale[token * call.ldx_scale];
-    for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS) {
+    for (int64_t chunk = threadIdx.x; chunk < n_chunks; chunk += blockDim.x) {
         uint32_t words[4] = {0, 0, 0, 0};
         for (int i = 0; i < CHUNK && chunk * CHUNK < call.columns; i++)
             words[i / 4] |= (uint32_t)((const uint8_t *)call.x)[token * call.ldx + chunk * CHUNK + i] << i % 4 * 8;
@@ -93,7 +101,7 @@ __device__ void gather_codes(const fp8_gather_call &call, int64_t token, int64_t
     scatter_scale(call, token, fabsf(scale) < INFINITY ? scale : __uint_as_float(0x7FC00000u));
 }
 
-__global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_constant__ fp8_gather_call call)
+__global__ void __launch_bounds__(MAX_THREADS) gather_kernel(const __grid_constant__ fp8_gather_call call)
 {
     begin_kernel();
     const int64_t n_tokens = token_count_of(call.T);
@@ -128,7 +136,9 @@ __global__ void copy_kernel(const __grid_constant__ fp8_copy_call call)
 
 int fp8_gather(const fp8_gather_call *call, cuda_stream stream)
 {
-    return launch(gather_kernel, call, min(call->T.n_tokens, 65535), THREADS, 0, stream);
+    const int64_t chunks = (call->columns + FP8_BLOCK - 1) / FP8_BLOCK * (FP8_BLOCK / CHUNK);
+    const int threads = (int)min((chunks + 31) / 32 * 32, (int64_t)MAX_THREADS);
+    return launch(gather_kernel, call, min(call->T.n_tokens, 65535), threads, 0, stream);
 }
 
 int fp8_copy(const fp8_copy_call *call, cuda_stream stream)

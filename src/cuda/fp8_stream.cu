@@ -24,7 +24,7 @@ enum { ALIGNMENT = 1024 /* of x; what shared memory begins with is not */ };
 
 int fp8_stream_configure(void)
 {
-    const int bytes = STREAM_SHARED_BYTES + ALIGNMENT;
+    const int bytes = FP8_STREAM_SHARED_BYTES + ALIGNMENT;
     int error = cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     for (kernel_function *each : gate_ups)
         if (each && !error) error = cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -34,10 +34,10 @@ int fp8_stream_configure(void)
 static int launch_sized(kernel_function *kernel, const fp8_stream_call *call, int32_t n_blocks, cuda_stream stream)
 {
     fp8_stream_call sized = *call;
-    const int32_t n_steps = call->stream.gemm.n_steps;
-    sized.stream.n_buffers = fp8_stream_buffers(n_steps);
-    const int32_t x_bytes = sized.stream.n_buffers * fp8_stream_buffer_bytes(n_steps);
-    sized.stream.n_stages = std::min((STREAM_SHARED_BYTES - x_bytes) / STREAM_RING_BYTES, (int)STREAM_STAGES);
+    const int32_t n_steps = call->stream.gemm.n_steps, rows = (call->stream.gemm.tile_rows + 7) / 8 * 8;
+    sized.stream.n_buffers = fp8_stream_buffers(n_steps, rows);
+    const int32_t x_bytes = sized.stream.n_buffers * fp8_stream_buffer_bytes(n_steps, rows);
+    sized.stream.n_stages = std::min((FP8_STREAM_SHARED_BYTES - x_bytes) / STREAM_RING_BYTES, (int)STREAM_STAGES);
     return launch(kernel, &sized, n_blocks, fp8_stream::THREADS,
                   sized.stream.n_stages * STREAM_RING_BYTES + x_bytes + ALIGNMENT, stream);
 }

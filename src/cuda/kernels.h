@@ -187,18 +187,23 @@ int fp8_configure(void);
 int fp8_gate_up(const struct fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 int fp8_down(const struct fp8_call *call, int32_t n_blocks, cuda_stream stream);
 
-/* The same for token tiles of up to STREAM_ROWS rows, which quantise x and the intermediate as they read them
- * (fp8_stream.cu). */
+/* The same for token tiles of up to FP8_STREAM_ROWS rows (fp8_stream.cu). */
 int fp8_stream_configure(void);
 int fp8_stream_gate_up(const struct fp8_stream_call *call, moe4_activation activation, int32_t n_blocks,
                        cuda_stream stream);
 int fp8_stream_down(const struct fp8_stream_call *call, int32_t n_blocks, cuda_stream stream);
 
+/* The same for those of up to FP8_NARROW_ROWS rows (fp8_narrow.cu). */
+int fp8_narrow_configure(void);
+int fp8_narrow_gate_up(const struct fp8_stream_call *call, moe4_activation activation, int32_t n_blocks,
+                       cuda_stream stream);
+int fp8_narrow_down(const struct fp8_stream_call *call, int32_t n_blocks, cuda_stream stream);
+
 /* The same in plain fp32 for weights whose scales are stored raw. */
 int fp8_exact_gate_up(const struct fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream);
 int fp8_exact_down(const struct fp8_call *call, int32_t n_blocks, cuda_stream stream);
 
-/* Tokens to routed rows, quantised, or as they come. */
+/* Tokens to routed rows, quantised, or as they come; where row_map is NULL to a row each, chunks in their order. */
 struct fp8_gather_call {
     struct token_count T;
     int32_t top_k;

@@ -36,6 +36,20 @@ template <bool adds> struct wgmma_fp8<16, adds> {
     }
 };
 
+template <bool adds> struct wgmma_fp8<24, adds> {
+    static __device__ __forceinline__ void run(float (&d)[12], const uint32_t *a, uint32_t b)
+    {
+        asm volatile(
+            "{ .reg .b64 b; .reg .pred adds; mov.b64 b, {%16, 0x40000040}; setp.ne.b32 adds, %17, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n24k32.f32.e5m2.e4m3 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+            "}, {%12, %13, %14, %15}, b, adds, 1, 1; }\n"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
+    }
+};
+
 template <bool adds> struct wgmma_fp8<32, adds> {
     static __device__ __forceinline__ void run(float (&d)[16], const uint32_t *a, uint32_t b)
     {
@@ -46,6 +60,22 @@ template <bool adds> struct wgmma_fp8<32, adds> {
             "}, {%16, %17, %18, %19}, b, adds, 1, 1; }\n"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
+    }
+};
+
+template <bool adds> struct wgmma_fp8<40, adds> {
+    static __device__ __forceinline__ void run(float (&d)[20], const uint32_t *a, uint32_t b)
+    {
+        asm volatile(
+            "{ .reg .b64 b; .reg .pred adds; mov.b64 b, {%24, 0x40000040}; setp.ne.b32 adds, %25, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n40k32.f32.e5m2.e4m3 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19"
+            "}, {%20, %21, %22, %23}, b, adds, 1, 1; }\n"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
     }
 };
@@ -66,6 +96,23 @@ template <bool adds> struct wgmma_fp8<48, adds> {
     }
 };
 
+template <bool adds> struct wgmma_fp8<56, adds> {
+    static __device__ __forceinline__ void run(float (&d)[28], const uint32_t *a, uint32_t b)
+    {
+        asm volatile(
+            "{ .reg .b64 b; .reg .pred adds; mov.b64 b, {%32, 0x40000040}; setp.ne.b32 adds, %33, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n56k32.f32.e5m2.e4m3 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
+            "}, {%28, %29, %30, %31}, b, adds, 1, 1; }\n"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
+    }
+};
+
 template <bool adds> struct wgmma_fp8<64, adds> {
     static __device__ __forceinline__ void run(float (&d)[32], const uint32_t *a, uint32_t b)
     {
@@ -79,6 +126,25 @@ template <bool adds> struct wgmma_fp8<64, adds> {
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
+    }
+};
+
+template <bool adds> struct wgmma_fp8<72, adds> {
+    static __device__ __forceinline__ void run(float (&d)[36], const uint32_t *a, uint32_t b)
+    {
+        asm volatile(
+            "{ .reg .b64 b; .reg .pred adds; mov.b64 b, {%40, 0x40000040}; setp.ne.b32 adds, %41, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n72k32.f32.e5m2.e4m3 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35"
+            "}, {%36, %37, %38, %39}, b, adds, 1, 1; }\n"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
     }
 };

@@ -28,9 +28,8 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
         const int64_t x_blocks = ceil_div(layer->H, FP8_BLOCK), v_blocks = ceil_div(layer->I, FP8_BLOCK);
         plan->x = arena_reserve(&arena, rows, (size_t)x_blocks * FP8_BLOCK);
         plan->x_scales = arena_reserve(&arena, rows, sizeof(float));
-        const int64_t most_streamed = FP8_STREAM_MOST * (int64_t)layer->L; /* in bf16, twice as wide */
-        const int64_t streamed_rows = rows < most_streamed ? rows : most_streamed;
-        plan->intermediate = arena_reserve(&arena, rows + streamed_rows, (size_t)v_blocks * FP8_BLOCK);
+        const int64_t bf16_rows = rows < layer->L ? rows : layer->L; /* twice as wide */
+        plan->intermediate = arena_reserve(&arena, rows + bf16_rows, (size_t)v_blocks * FP8_BLOCK);
         plan->v_scales = arena_reserve(&arena, rows, (size_t)v_blocks * sizeof(float));
     } else {
         plan->x = arena_reserve(&arena, chunk_tokens, (size_t)layer->H * sizeof(uint16_t));
