@@ -6,6 +6,7 @@
 #include "cuda/activation.cuh"
 #include "cuda/gemm.h"
 #include "cuda/layout.h"
+#include "cuda/ptx.cuh"
 
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
 {
@@ -32,6 +33,11 @@ static __device__ __forceinline__ row_pair rows_of_thread(const gemm_call &call,
     return {{bias[0], bias[8]}, call.unit[l], call.params[l]};
 }
 
+static __device__ __forceinline__ float with_bias(const row_pair &rows, int row, float sum)
+{
+    return fmaf(sum, rows.unit, rows.bias[row]);
+}
+
 /* Gated gate/up: a thread's rows are a gate and its up, so it has one column of v' [row, I].  Two-byte stores, eight
  * lanes a row, reach memory as well as wider ones would after an exchange between lanes, and any such exchange
  * (movmatrix, shfl) makes the compiler give up uniform registers in the loop over k: a tenth of the whole GEMM at small
@@ -40,17 +46,16 @@ template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_gated(const gemm_call &call, const token_tile &tokens, const strip &at,
                                                    const row_pair &rows, const float (&d)[N / 2])
 {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, n_rows = tokens.n_rows - lane % 4 * 2; /* from the thread's first on */
     uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + at.tile * CUDA_GATED_COLUMNS +
                     at.quarter * 8 + lane / 4;
 #pragma unroll
-    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
+    for (int j = 0; j < N / 8; j++) {
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
-            float v = activate<activation>(d[4 * j + c] * rows.unit + rows.bias[0],
-                                           d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
-            out[c * call.ldout] = (uint16_t)bf16_pair(v, 0.0f);
+            const float v = activate<activation>(with_bias(rows, 0, d[4 * j + c]), with_bias(rows, 1, d[4 * j + 2 + c]),
+                                                 rows.params);
+            store_2_if(8 * j + c < n_rows, out + (8 * j + c) * call.ldout, bf16_pair(v, 0.0f));
         }
     }
 }
@@ -60,18 +65,17 @@ template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_plain(const gemm_call &call, const token_tile &tokens, const strip &at,
                                                    const row_pair &rows, const float (&d)[N / 2])
 {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, n_rows = tokens.n_rows - lane % 4 * 2;
     const int column = at.tile * CUDA_TILE_ROWS + at.quarter * 16 + lane / 4 * 2;
     if (column >= call.columns) return;
     uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + column;
 #pragma unroll
-    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout) {
+    for (int j = 0; j < N / 8; j++) {
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            if (8 * j + lane % 4 * 2 + c >= tokens.n_rows) continue;
-            float low = activate<activation>(0.0f, d[4 * j + c] * rows.unit + rows.bias[0], rows.params);
-            float high = activate<activation>(0.0f, d[4 * j + 2 + c] * rows.unit + rows.bias[1], rows.params);
-            *(uint32_t *)(out + c * call.ldout) = bf16_pair(low, high);
+            const float low = activate<activation>(0.0f, with_bias(rows, 0, d[4 * j + c]), rows.params);
+            const float high = activate<activation>(0.0f, with_bias(rows, 1, d[4 * j + 2 + c]), rows.params);
+            store_4_if(8 * j + c < n_rows, out + (8 * j + c) * call.ldout, bf16_pair(low, high));
         }
     }
 }

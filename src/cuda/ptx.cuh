@@ -201,7 +201,29 @@ static __device__ __forceinline__ const float2 *shared_pairs(uint32_t address)
     return (const float2 *)__cvta_shared_to_generic(address);
 }
 
-/* Stores if wanted, without a branch. */
+/* Stores if wanted, without a branch, which would keep the compiler from computing several values at once. */
+static __device__ __forceinline__ void store_2_if(bool wanted, void *to, uint32_t v)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.b32 wanted, %0, 0;\n"
+                 "@wanted st.global.u16 [%1], %2;\n"
+                 "}" ::"r"((int)wanted),
+                 "l"(to), "r"(v)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_4_if(bool wanted, void *to, uint32_t v)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.b32 wanted, %0, 0;\n"
+                 "@wanted st.global.u32 [%1], %2;\n"
+                 "}" ::"r"((int)wanted),
+                 "l"(to), "r"(v)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void store_shared_2_if(bool wanted, uint32_t address, uint16_t v)
 {
     asm volatile("{\n"

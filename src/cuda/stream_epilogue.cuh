@@ -28,7 +28,7 @@ static __device__ __forceinline__ void v_of_row(const row_pair &rows, float lowe
                                                 uint16_t (&v)[2])
 {
     constexpr bool is_plain = columns_of_lane(activation) == 2;
-    const float lower = lower_sum * rows.unit + rows.bias[0], upper = upper_sum * rows.unit + rows.bias[1];
+    const float lower = with_bias(rows, 0, lower_sum), upper = with_bias(rows, 1, upper_sum);
     v[0] = bf16_bits(activate<activation>(is_plain ? 0.0f : lower, is_plain ? lower : upper, rows.params));
     v[1] = is_plain ? bf16_bits(activate<activation>(0.0f, upper, rows.params)) : 0;
 }
