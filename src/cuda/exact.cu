@@ -58,23 +58,14 @@ template <moe4_activation activation> __global__ void exact_kernel(const __grid_
     }
 }
 
-typedef void kernel(const gemm_call);
-
-kernel *const kernels[N_ACTIVATIONS] = {
-    nullptr,
-    exact_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
-    exact_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
-    exact_kernel<MOE4_ACTIVATION_SITU>,
-    exact_kernel<MOE4_ACTIVATION_GEGLU>,
-    exact_kernel<MOE4_ACTIVATION_GEGLU_TANH>,
-    exact_kernel<MOE4_ACTIVATION_SWIGLU_STEP>,
-    exact_kernel<MOE4_ACTIVATION_RELU2>,
-    exact_kernel<MOE4_ACTIVATION_IDENTITY>,
+struct kernels {
+    typedef void function(const gemm_call);
+    template <moe4_activation activation> static constexpr function *of = exact_kernel<activation>;
 };
 
 } // namespace
 
 int gemm_exact(const gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
 {
-    return launch(kernels[activation], call, n_blocks, CUDA_TILE_ROWS, 0, stream);
+    return launch(by_activation<kernels>[activation], call, n_blocks, CUDA_TILE_ROWS, 0, stream);
 }

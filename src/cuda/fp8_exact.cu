@@ -98,25 +98,16 @@ __global__ void down_kernel(const __grid_constant__ fp8_call call)
     }
 }
 
-typedef void kernel(const fp8_call);
-
-kernel *const gate_ups[N_ACTIVATIONS] = {
-    nullptr,
-    gate_up_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
-    gate_up_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
-    gate_up_kernel<MOE4_ACTIVATION_SITU>,
-    gate_up_kernel<MOE4_ACTIVATION_GEGLU>,
-    gate_up_kernel<MOE4_ACTIVATION_GEGLU_TANH>,
-    gate_up_kernel<MOE4_ACTIVATION_SWIGLU_STEP>,
-    gate_up_kernel<MOE4_ACTIVATION_RELU2>,
-    gate_up_kernel<MOE4_ACTIVATION_IDENTITY>,
+struct gate_ups {
+    typedef void function(const fp8_call);
+    template <moe4_activation activation> static constexpr function *of = gate_up_kernel<activation>;
 };
 
 } // namespace
 
 int fp8_exact_gate_up(const fp8_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
 {
-    return launch(gate_ups[activation], call, n_blocks, THREADS, 0, stream);
+    return launch(by_activation<gate_ups>[activation], call, n_blocks, THREADS, 0, stream);
 }
 
 int fp8_exact_down(const fp8_call *call, int32_t n_blocks, cuda_stream stream)

@@ -3,35 +3,27 @@
 #include "cuda/fp8_stream.cuh"
 #include "cuda/launch.cuh"
 
-typedef void kernel_function(const fp8_stream_call);
+namespace
+{
 
-template <moe4_activation activation> static constexpr kernel_function *gate_up = fp8_stream::kernel<activation, false>;
-static kernel_function *const down = fp8_stream::kernel<MOE4_ACTIVATION_IDENTITY, true>;
-
-static kernel_function *const gate_ups[N_ACTIVATIONS] = {
-    nullptr,
-    gate_up<MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
-    gate_up<MOE4_ACTIVATION_SWIGLU_OAI>,
-    gate_up<MOE4_ACTIVATION_SITU>,
-    gate_up<MOE4_ACTIVATION_GEGLU>,
-    gate_up<MOE4_ACTIVATION_GEGLU_TANH>,
-    gate_up<MOE4_ACTIVATION_SWIGLU_STEP>,
-    gate_up<MOE4_ACTIVATION_RELU2>,
-    gate_up<MOE4_ACTIVATION_IDENTITY>,
+struct gate_ups {
+    typedef void function(const fp8_stream_call);
+    template <moe4_activation activation> static constexpr function *of = fp8_stream::kernel<activation, false>;
 };
+gate_ups::function *const down = fp8_stream::kernel<MOE4_ACTIVATION_IDENTITY, true>;
+
+} // namespace
 
 enum { ALIGNMENT = 1024 /* of x; what shared memory begins with is not */ };
 
 int fp8_stream_configure(void)
 {
     const int bytes = FP8_STREAM_SHARED_BYTES + ALIGNMENT;
-    int error = cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    for (kernel_function *each : gate_ups)
-        if (each && !error) error = cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return error;
+    const int error = allow_shared(down, bytes);
+    return error ? error : allow_shared<gate_ups>(bytes);
 }
 
-static int launch_sized(kernel_function *kernel, const fp8_stream_call *call, int32_t n_blocks, cuda_stream stream)
+static int launch_sized(gate_ups::function *kernel, const fp8_stream_call *call, int32_t n_blocks, cuda_stream stream)
 {
     fp8_stream_call sized = *call;
     const int32_t n_steps = call->stream.gemm.n_steps, rows = (call->stream.gemm.tile_rows + 7) / 8 * 8;
@@ -44,7 +36,7 @@ static int launch_sized(kernel_function *kernel, const fp8_stream_call *call, in
 
 int fp8_stream_gate_up(const fp8_stream_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
 {
-    return launch_sized(gate_ups[activation], call, n_blocks, stream);
+    return launch_sized(by_activation<gate_ups>[activation], call, n_blocks, stream);
 }
 
 int fp8_stream_down(const fp8_stream_call *call, int32_t n_blocks, cuda_stream stream)

@@ -1,40 +1,27 @@
 #include "cuda/gemm.cuh"
 #include "cuda/launch.cuh"
 
-typedef void kernel(const gemm_call);
+namespace
+{
 
-template <class Block>
-static kernel *const kernels[N_ACTIVATIONS] = {
-    nullptr,
-    gemm_kernel<Block, MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
-    gemm_kernel<Block, MOE4_ACTIVATION_SWIGLU_OAI>,
-    gemm_kernel<Block, MOE4_ACTIVATION_SITU>,
-    gemm_kernel<Block, MOE4_ACTIVATION_GEGLU>,
-    gemm_kernel<Block, MOE4_ACTIVATION_GEGLU_TANH>,
-    gemm_kernel<Block, MOE4_ACTIVATION_SWIGLU_STEP>,
-    gemm_kernel<Block, MOE4_ACTIVATION_RELU2>,
-    gemm_kernel<Block, MOE4_ACTIVATION_IDENTITY>,
+template <class Block> struct kernels {
+    typedef void function(const gemm_call);
+    template <moe4_activation activation> static constexpr function *of = gemm_kernel<Block, activation>;
 };
 
-template <class Block> static int configure(void)
-{
-    int error = cudaSuccess;
-    for (kernel *each : kernels<Block>)
-        if (each && !error)
-            error = cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, gemm_shared_bytes<Block>);
-    return error;
-}
+} // namespace
 
 template <class Block>
 static int launch_blocks(const gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
 {
-    return launch(kernels<Block>[activation], call, n_blocks, gemm_threads<Block>, gemm_shared_bytes<Block>, stream);
+    return launch(by_activation<kernels<Block>>[activation], call, n_blocks, gemm_threads<Block>,
+                  gemm_shared_bytes<Block>, stream);
 }
 
 int gemm_configure(void)
 {
-    int error = configure<wide_block>();
-    if (!error) error = configure<narrow_block>();
+    int error = allow_shared<kernels<wide_block>>(gemm_shared_bytes<wide_block>);
+    if (!error) error = allow_shared<kernels<narrow_block>>(gemm_shared_bytes<narrow_block>);
     if (!error) error = gemm_resident_configure();
     return error ? error : gemm_stream_configure();
 }

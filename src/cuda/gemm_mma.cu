@@ -150,23 +150,14 @@ __global__ void __launch_bounds__(THREADS) mma_kernel(const __grid_constant__ ge
     }
 }
 
-typedef void kernel(const gemm_call);
-
-kernel *const kernels[N_ACTIVATIONS] = {
-    nullptr,
-    mma_kernel<MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
-    mma_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
-    mma_kernel<MOE4_ACTIVATION_SITU>,
-    mma_kernel<MOE4_ACTIVATION_GEGLU>,
-    mma_kernel<MOE4_ACTIVATION_GEGLU_TANH>,
-    mma_kernel<MOE4_ACTIVATION_SWIGLU_STEP>,
-    mma_kernel<MOE4_ACTIVATION_RELU2>,
-    mma_kernel<MOE4_ACTIVATION_IDENTITY>,
+struct kernels {
+    typedef void function(const gemm_call);
+    template <moe4_activation activation> static constexpr function *of = mma_kernel<activation>;
 };
 
 } // namespace
 
 int gemm_mma(const gemm_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
 {
-    return launch(kernels[activation], call, n_blocks * BLOCKS_A_MULTIPROCESSOR, THREADS, 0, stream);
+    return launch(by_activation<kernels>[activation], call, n_blocks * BLOCKS_A_MULTIPROCESSOR, THREADS, 0, stream);
 }

@@ -68,6 +68,34 @@ static int launch(void (*kernel)(const Call), const Call *call, dim3 blocks, int
     return launch_clusters(kernel, call, blocks, 1, threads, shared_bytes, stream);
 }
 
+/* A GEMM's kernels by activation: Kernels names their type, `function`, and one for each activation, `of`. */
+template <class Kernels>
+static typename Kernels::function *const by_activation[N_ACTIVATIONS] = {
+    nullptr,
+    Kernels::template of<MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
+    Kernels::template of<MOE4_ACTIVATION_SWIGLU_OAI>,
+    Kernels::template of<MOE4_ACTIVATION_SITU>,
+    Kernels::template of<MOE4_ACTIVATION_GEGLU>,
+    Kernels::template of<MOE4_ACTIVATION_GEGLU_TANH>,
+    Kernels::template of<MOE4_ACTIVATION_SWIGLU_STEP>,
+    Kernels::template of<MOE4_ACTIVATION_RELU2>,
+    Kernels::template of<MOE4_ACTIVATION_IDENTITY>,
+};
+
+/* Shared memory beyond what any kernel may have. */
+template <class Call> static int allow_shared(void (*kernel)(const Call), int bytes)
+{
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+template <class Kernels> static int allow_shared(int bytes)
+{
+    int error = cudaSuccess;
+    for (typename Kernels::function *each : by_activation<Kernels>)
+        if (each && !error) error = allow_shared(each, bytes);
+    return error;
+}
+
 /* Element `index` of an array of F32, F16 or BF16. */
 static __device__ __forceinline__ float load_float(const void *array, moe4_dtype dtype, int64_t index)
 {

@@ -4,29 +4,20 @@
 #include "cuda/stream.cuh"
 #include "cuda/stream_one.h"
 
-typedef void kernel(const stream_call);
+namespace
+{
 
-static kernel *const kernels[N_ACTIVATIONS] = {
-    nullptr,
-    stream_kernel<MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
-    stream_kernel<MOE4_ACTIVATION_SWIGLU_OAI>,
-    stream_kernel<MOE4_ACTIVATION_SITU>,
-    stream_kernel<MOE4_ACTIVATION_GEGLU>,
-    stream_kernel<MOE4_ACTIVATION_GEGLU_TANH>,
-    stream_kernel<MOE4_ACTIVATION_SWIGLU_STEP>,
-    stream_kernel<MOE4_ACTIVATION_RELU2>,
-    stream_kernel<MOE4_ACTIVATION_IDENTITY>,
+struct kernels {
+    typedef void function(const stream_call);
+    template <moe4_activation activation> static constexpr function *of = stream_kernel<activation>;
 };
+
+} // namespace
 
 int gemm_stream_configure(void)
 {
-    for (kernel *each : kernels) {
-        if (!each) continue;
-        cudaError_t error =
-            cudaFuncSetAttribute(each, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_SHARED_BYTES + STREAM_SLACK);
-        if (error) return error;
-    }
-    return gemm_one_configure();
+    const int error = allow_shared<kernels>(STREAM_SHARED_BYTES + STREAM_SLACK);
+    return error ? error : gemm_one_configure();
 }
 
 int gemm_stream(const stream_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)
@@ -36,6 +27,6 @@ int gemm_stream(const stream_call *call, moe4_activation activation, int32_t n_b
     sized.n_buffers = stream_buffers(n_steps);
     const int32_t x_bytes = sized.n_buffers * STREAM_ROWS * stream_pitch(n_steps);
     sized.n_stages = std::min((STREAM_SHARED_BYTES - x_bytes) / STREAM_RING_BYTES, (int)STREAM_STAGES);
-    return launch(kernels[activation], &sized, n_blocks, STREAM_THREADS,
+    return launch(by_activation<kernels>[activation], &sized, n_blocks, STREAM_THREADS,
                   sized.n_stages * STREAM_RING_BYTES + x_bytes + STREAM_SLACK, stream);
 }

@@ -2,22 +2,16 @@
 
 #include "cuda/stream_one.cuh"
 
-typedef void kernel(const one_call);
+namespace
+{
 
-template <moe4_activation activation> static constexpr kernel *gate_up = one_kernel<activation, false, STREAM_TEAMS>;
-template <int teams> static constexpr kernel *down = one_kernel<MOE4_ACTIVATION_IDENTITY, true, teams>;
-
-static kernel *const kernels[N_ACTIVATIONS] = {
-    nullptr,
-    gate_up<MOE4_ACTIVATION_SWIGLU_OAI>, /* SILU: alpha 1, beta -0 */
-    gate_up<MOE4_ACTIVATION_SWIGLU_OAI>,
-    gate_up<MOE4_ACTIVATION_SITU>,
-    gate_up<MOE4_ACTIVATION_GEGLU>,
-    gate_up<MOE4_ACTIVATION_GEGLU_TANH>,
-    gate_up<MOE4_ACTIVATION_SWIGLU_STEP>,
-    gate_up<MOE4_ACTIVATION_RELU2>,
-    gate_up<MOE4_ACTIVATION_IDENTITY>,
+struct gate_ups {
+    typedef void function(const one_call);
+    template <moe4_activation activation> static constexpr function *of = one_kernel<activation, false, STREAM_TEAMS>;
 };
+template <int teams> constexpr gate_ups::function *down = one_kernel<MOE4_ACTIVATION_IDENTITY, true, teams>;
+
+} // namespace
 
 enum : int {
     SHARED_BYTES = 200 * 1024, /* that a block takes at most */
@@ -25,9 +19,9 @@ enum : int {
 };
 
 /* All of the memory is to be shared memory from the start: to change that, a multiprocessor must be empty. */
-static cudaError_t configure(kernel *of)
+static int configure(gate_ups::function *of)
 {
-    cudaError_t error = cudaFuncSetAttribute(of, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    const int error = allow_shared(of, SHARED_BYTES);
     return error ? error
                  : cudaFuncSetAttribute(of, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared);
@@ -35,9 +29,9 @@ static cudaError_t configure(kernel *of)
 
 int gemm_one_configure(void)
 {
-    cudaError_t error = configure(down<STREAM_TEAMS>);
+    int error = configure(down<STREAM_TEAMS>);
     if (!error) error = configure(down<ONE_NARROW_TEAMS>);
-    for (kernel *each : kernels)
+    for (gate_ups::function *each : by_activation<gate_ups>)
         if (each && !error) error = configure(each);
     return error;
 }
@@ -61,7 +55,9 @@ int gemm_one(const one_call *call, moe4_activation activation, int32_t n_blocks,
     int32_t n_stages = ((narrow ? HALF_BYTES : SHARED_BYTES) - other_bytes) / ring_bytes;
     if (n_stages < STREAM_LEAST_STAGES) n_stages = (SHARED_BYTES - other_bytes) / ring_bytes;
     sized.stream.n_stages = std::min(n_stages, (int)STREAM_STAGES);
-    kernel *const of = !call->is_down ? kernels[activation] : narrow ? down<ONE_NARROW_TEAMS> : down<STREAM_TEAMS>;
+    gate_ups::function *const of = !call->is_down ? by_activation<gate_ups>[activation]
+                                   : narrow       ? down<ONE_NARROW_TEAMS>
+                                                  : down<STREAM_TEAMS>;
     return launch(of, &sized, n_blocks, one_threads(call->is_down, teams),
                   sized.stream.n_stages * ring_bytes + other_bytes, stream);
 }
