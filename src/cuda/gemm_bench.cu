@@ -51,6 +51,7 @@ const form wide = {"wide",
                        RESIDENT_SHARED_BYTES},
            streaming = {"streaming", STREAM_ROWS};
 static_assert(STEPS % 3 == 0);
+enum { STREAM_BYTES = STREAM_SHARED_BYTES + STREAM_SLACK };
 void (*const stream_kernels[])(const stream_call) = {stream_kernel<SWIGLU>, stream_kernel<IDENTITY>};
 const int tilings[] = {8, 16, 24, 32, 64, 80, 96, 128, 160}; /* most rows of a token tile */
 
@@ -151,10 +152,13 @@ struct setup {
 
 void launch_stream(const setup &s, const gemm_call &gemm, bool is_down, cudaStream_t stream)
 {
-    stream_call call = {gemm, nullptr, 0, 0, 2, STREAM_LEAST_STAGES};
+    stream_call call = {};
+    call.gemm = gemm;
+    call.n_buffers = 2;
+    call.n_stages = STREAM_LEAST_STAGES;
     if (!is_down)
         call.next_weights = s.down.weights, call.next_tiles = s.down.n_tiles, call.next_steps = s.down.n_steps;
-    stream_kernels[is_down]<<<s.n_sm, STREAM_THREADS, STREAM_SHARED_BYTES, stream>>>(call);
+    stream_kernels[is_down]<<<s.n_sm, STREAM_THREADS, STREAM_BYTES, stream>>>(call);
 }
 
 void launch(const setup &s, const device_grouping &g, int N, bool is_down, cudaStream_t stream)
@@ -222,7 +226,7 @@ setup prepare(bool fill)
             check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, each->shared_bytes),
                   "shared");
     for (auto *kernel : stream_kernels)
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_SHARED_BYTES), "shared");
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_BYTES), "shared");
     s.by = &wide;
     check(cudaDeviceSynchronize(), "setup");
     return s;
