@@ -198,12 +198,22 @@ static int run_one(const struct cuda_forward *f, const struct stream_call *strea
     return gemm_one(&call, activation, n_blocks, f->stream);
 }
 
+int32_t block_count(const struct cuda_forward *f, int32_t n_tiles)
+{
+    const int64_t items = f->plan.max_tiles * n_tiles;
+    return items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
+}
+
+int32_t mean_rows(const struct cuda_forward *f)
+{
+    return (int32_t)ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
+}
+
 /* The experts' GEMM by whichever kernel holds their weights; `next` follows it on the same rows. */
 static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const struct cuda_matrix *next,
                     moe4_activation activation)
 {
-    int64_t items = f->plan.max_tiles * call->n_tiles;
-    int32_t n_blocks = items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
+    const int32_t n_blocks = block_count(f, call->n_tiles);
     const struct cuda_level *level = f->prepared->level;
     struct stream_call stream = {.gemm = *call, .quantizes = next && is_quantized_at_once(f)};
     if (next) stream.next_weights = next->packed, stream.next_tiles = next->n_tiles, stream.next_steps = next->n_steps;
@@ -248,8 +258,7 @@ static int down_stage(const struct cuda_forward *f)
 static int32_t best_tile_rows(const struct cuda_forward *f)
 {
     if (!f->prepared->level->gemm_stream) return MAX_TOKENS;
-    const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
-    return choose_tile_rows((int32_t)mean, f->prepared->gate_up.n_steps, f->prepared->down.n_steps);
+    return choose_tile_rows(mean_rows(f), f->prepared->gate_up.n_steps, f->prepared->down.n_steps);
 }
 
 static int is_streamed(const struct cuda_forward *f)

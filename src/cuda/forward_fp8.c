@@ -2,8 +2,6 @@
  * experts whose scales e5m2 does not hold. */
 #include "cuda/forward_state.h"
 
-#include "base/checked.h"
-
 void fp8_place(struct cuda_forward *f)
 {
     char *workspace = f->batch->workspace;
@@ -29,7 +27,7 @@ static int can_stream(const struct cuda_forward *f, int32_t rows)
 
 static int32_t choose_rows(const struct cuda_forward *f)
 {
-    const int64_t mean = ceil_div(f->plan.chunk_tokens * f->A, f->layer->L);
+    const int32_t mean = mean_rows(f);
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
         if (mean <= choices[i].mean && (choices[i].rows > FP8_STREAM_ROWS || can_stream(f, choices[i].rows)))
             return choices[i].rows;
@@ -48,18 +46,12 @@ void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned)
 static int quantises_late(const struct cuda_forward *f)
 {
     return f->is_streamed && f->tile_rows == STREAM_ROWS && is_direct(f) && !f->result->intermediate &&
-           !f->result->intermediate_scale && f->plan.chunk_tokens * f->A <= f->layer->L;
+           !f->result->intermediate_scale && mean_rows(f) <= 1;
 }
 
 int fp8_takes_tokens(const struct cuda_forward *f)
 {
     return f->is_streamed && !quantises_late(f);
-}
-
-static int32_t block_count(const struct cuda_forward *f, const struct cuda_matrix *matrix)
-{
-    const int64_t items = f->plan.max_tiles * matrix->n_tiles;
-    return items < f->prepared->n_multiprocessors ? (int32_t)items : f->prepared->n_multiprocessors;
 }
 
 static int few_gate_up(const struct cuda_forward *f)
@@ -81,7 +73,7 @@ static int few_gate_up(const struct cuda_forward *f)
     call.stream.gemm.columns = (int32_t)f->layer->I;
     call.stream.gemm.tiles_are_old = !f->is_streamed; /* rows were gathered since */
     return (f->is_streamed ? fp8_stream_gate_up : fp8_narrow_gate_up)(&call, f->layer->activation,
-                                                                      block_count(f, matrix), f->stream);
+                                                                      block_count(f, matrix->n_tiles), f->stream);
 }
 
 static int few_down(const struct cuda_forward *f)
@@ -96,7 +88,7 @@ static int few_down(const struct cuda_forward *f)
     call.stream.gemm.out = f->z;
     call.stream.gemm.ldout = f->plan.ldz;
     call.stream.gemm.columns = (int32_t)f->layer->output_size;
-    return (f->is_streamed ? fp8_stream_down : fp8_narrow_down)(&call, block_count(f, matrix), f->stream);
+    return (f->is_streamed ? fp8_stream_down : fp8_narrow_down)(&call, block_count(f, matrix->n_tiles), f->stream);
 }
 
 /* ---- Many -------------------------------------------------------------------------------------------------------- */
@@ -152,7 +144,7 @@ static int takes_few(const struct cuda_forward *f)
 int fp8_gate_up_stage(const struct cuda_forward *f)
 {
     struct fp8_call call = call_of(f, &f->prepared->gate_up);
-    const int32_t n_blocks = block_count(f, &f->prepared->gate_up);
+    const int32_t n_blocks = block_count(f, f->prepared->gate_up.n_tiles);
     call.x = f->x_rows;
     call.v = f->v_rows;
     call.columns = (int32_t)f->layer->I;
@@ -165,7 +157,7 @@ int fp8_gate_up_stage(const struct cuda_forward *f)
 int fp8_down_stage(const struct cuda_forward *f)
 {
     struct fp8_call call = call_of(f, &f->prepared->down);
-    const int32_t n_blocks = block_count(f, &f->prepared->down);
+    const int32_t n_blocks = block_count(f, f->prepared->down.n_tiles);
     call.x = f->v_rows;
     call.out = f->z;
     call.ldout = f->plan.ldz;

@@ -67,6 +67,12 @@ int is_direct(const struct cuda_forward *f);
 /* A GEMM of all of a matrix on the chunk's token tiles; what it reads and writes is left to fill in. */
 struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix);
 
+/* Blocks of a GEMM of so many weight tiles: one a multiprocessor, no more than it can have items. */
+int32_t block_count(const struct cuda_forward *f, int32_t n_tiles);
+
+/* An expert's rows on average, rounded up. */
+int32_t mean_rows(const struct cuda_forward *f);
+
 /* The chunk's router weights where they go on the input, else NULL. */
 const float *input_weights(const struct cuda_forward *f);
 
