@@ -117,8 +117,8 @@ template <kind k> static __device__ __forceinline__ void await_stage(const gemm_
     barrier_wait(ring.full + at.stage * 8, at.parity);
 }
 
-/* The same, in a register of each lane's: the compiler would keep what a warp has in common in uniform registers, and
- * an instruction that adds one of these has no room for a constant factor. */
+/* A value that a warp has in common, in a register of each lane's: the compiler would keep it in a uniform one, and an
+ * instruction that adds such a register has no room for a constant factor. */
 static __device__ __forceinline__ uint32_t value_of_lane(uint32_t value)
 {
     return __shfl_sync(~0u, value, threadIdx.x % 32);
