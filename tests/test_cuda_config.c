@@ -82,7 +82,8 @@ static void kernels_by_rows(void **unused)
         {6, 45, 45, 16},
         {16, 45, 45, RESIDENT_ROWS},
         {18, 45, 45, NARROW_TOKENS},
-        {64, 45, 45, MAX_TOKENS},
+        {64, 45, 45, NARROW_TOKENS},
+        {65, 45, 45, MAX_TOKENS},
         {2, 112, 32, STREAM_ROWS},
         {4, 112, 32, NARROW_TOKENS}, /* x of 8 rows of 7168 fits, twice that does not */
         {10, 56, 48, 16},

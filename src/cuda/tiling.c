@@ -6,7 +6,7 @@
  * expert's weights more often; wide ones leave less room for what hides latency. */
 static const struct tile_choice {
     int32_t rows, mean;
-} choices[] = {{STREAM_ROWS, 5}, {RESIDENT_ROWS - 8, 10}, {RESIDENT_ROWS, 17}, {NARROW_TOKENS, 56}};
+} choices[] = {{STREAM_ROWS, 5}, {RESIDENT_ROWS - 8, 10}, {RESIDENT_ROWS, 17}, {NARROW_TOKENS, 64}};
 
 int tile_rows_fit(int32_t rows, int32_t n_steps, int32_t mean)
 {
