@@ -142,13 +142,15 @@ static void test_kernels(void **state)
     static const int64_t lengths[] = {32, 64, 96, 544, 2880};
     static const double factors[] = {1, 0x1p119, 0x1p-120, 0x1p-131};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
-        for (int32_t n = 1; n <= TILE_TOKENS; n++)
+        for (int32_t n = 1; n <= LARGE_TILE_TOKENS; n++)
             for (size_t f = 0; f < (lengths[i] > 96 ? 1 : sizeof factors / sizeof *factors); f++) {
                 struct problem p = problem_create(WEIGHTS_ORDINARY, lengths[i], n);
                 for (int64_t j = 0; j < n * p.K; j++) p.x[j] = ref_to_bf16(ref_bf16(p.x[j]) * factors[f]);
                 struct quantised q = quantise(&p);
-                for (int32_t level = 0; level < n_levels; level++)
-                    check_kernel(kernel_int8_best(levels[level]), &p, &q);
+                for (int32_t level = 0; level < n_levels; level++) {
+                    const struct kernel *kernel = kernel_int8_best(levels[level]);
+                    if (n <= TILE_TOKENS || n <= kernel->tile_tokens) check_kernel(kernel, &p, &q);
+                }
                 problem_release(&p);
             }
 }
@@ -157,7 +159,7 @@ static void test_kernels(void **state)
 static void test_largest_sums(void **state)
 {
     (void)state;
-    enum { K = 64, N = 3 };
+    enum { K = 64, N = 5 };
     uint8_t codes[PANEL_ROWS * K / 2], scales[PANEL_ROWS * K / BLOCK_SIZE];
     struct problem p = {.K = K, .n_tokens = N, .matrix = {codes, scales, 0, 0, NULL, MOE4_DTYPE_NONE}};
     memset(scales, SCALE_FAST_MAX, sizeof scales);
@@ -208,7 +210,7 @@ static void test_nonfinite_x(void **state)
 static void test_one_hot_weights(void **state)
 {
     (void)state;
-    enum { K = 32, N = 2 };
+    enum { K = 32, N = 5 };
     uint8_t codes[PANEL_ROWS * K / 2], scales[PANEL_ROWS];
     memset(scales, 127, sizeof scales);
     memset(codes, 0, sizeof codes);
@@ -218,7 +220,7 @@ static void test_one_hot_weights(void **state)
             set_code(codes + row * K / 2, k, 2); /* 1 */
             p.panel = panel_pack(&p.buffers, &p.matrix, K);
             p.x = buffers_allocate(&p.buffers, N * K * sizeof *p.x);
-            for (int i = 0; i < N * K; i++) p.x[i] = ref_to_bf16(i % K == 31 ? 127 : i % K + 1 + i / K * 40);
+            for (int i = 0; i < N * K; i++) p.x[i] = ref_to_bf16(i % K == 31 ? 127 : i % K + 1 + i / K * 19);
             struct quantised q = quantise(&p);
             for (int32_t level = 0; level < n_levels; level++) {
                 const float *sums = run(kernel_int8_best(levels[level]), &p, &q, 0, N);

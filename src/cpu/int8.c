@@ -28,11 +28,13 @@ int32_t *int8_pack(const int8_t *codes, const float *scales, int64_t n_blocks, i
                    int32_t *tile)
 {
     for (int64_t b = 0; b < n_blocks; b++, codes += BLOCK_SIZE, tile += INT8_BLOCK_WORDS * n_rows) {
-        int32_t words[INT8_BLOCK_WORDS], sum = 0;
-        for (int k = 0; k < BLOCK_SIZE; k++) sum += codes[k];
+        int32_t words[INT8_BLOCK_WORDS], even = 0, odd = 0;
+        for (int k = 0; k < BLOCK_SIZE; k += 2) even += codes[k], odd += codes[k + 1];
+        const int16_t halves[2] = {(int16_t)(-INT8_WEIGHT_OFFSET * even), (int16_t)(-INT8_WEIGHT_OFFSET * odd)};
         order_codes(codes, words);
-        words[INT8_CODE_WORDS] = -INT8_WEIGHT_OFFSET * sum;
+        words[INT8_CODE_WORDS] = -INT8_WEIGHT_OFFSET * (even + odd);
         memcpy(&words[INT8_CODE_WORDS + 1], &scales[b], sizeof scales[b]);
+        memcpy(&words[INT8_CODE_WORDS + 2], halves, sizeof halves);
         for (int i = 0; i < INT8_BLOCK_WORDS; i++) tile[i * n_rows + row] = words[i];
     }
     return tile;

@@ -6,11 +6,12 @@
  * is 0..24: dot products of bytes want one side unsigned.  A block's sum therefore starts at -12 times the sum of its
  * activations, and is then twice the sum of x w, an integer of at most 17 bits.
  *
- * A tile of n rows is a run of blocks of 32 k, each of 10 n words of 32 bits:
+ * A tile of n rows is a run of blocks of 32 k, each of 11 n words of 32 bits:
  *
  *   [8][n]   codes: word 2g of a row holds k = 8g + {0, 4, 1, 5}, word 2g+1 k = 8g + {2, 6, 3, 7}
  *   [n]      int32: -12 times the sum of the codes
- *   [n]      f32: the scale */
+ *   [n]      f32: the scale
+ *   [n]      two int16: -12 times the sum of the codes of even k, and of odd k, for sums of 16 bits */
 #ifndef MOE4_CPU_INT8_H
 #define MOE4_CPU_INT8_H
 
@@ -18,7 +19,7 @@
 
 enum {
     INT8_CODE_WORDS = 8,   /* of a row in a block */
-    INT8_BLOCK_WORDS = 10, /* 40 bytes for 32 k: less than bf16 takes, whose buffers are used */
+    INT8_BLOCK_WORDS = 11, /* 44 bytes for 32 k: less than bf16 takes, whose buffers are used */
     INT8_WEIGHT_OFFSET = 12
 };
 
