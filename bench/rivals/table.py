@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What compare.py found, as Markdown: bench/rivals/table.py RESULTS...
 
-ms; ours with the ratio to the floor of experts touched and FLOP, a rival's with its ms over ours.  Ours ran before each
-rival and after the last, and is the median of those.
+ms; ours with the ratio to the floor of experts touched and FLOP, a rival's with its ms over ours.  Ours ran before
+every second rival and after the last, and is the median of those.
 """
 
 import fileinput
