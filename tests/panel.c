@@ -7,10 +7,12 @@
 int32_t runnable_kernels(const struct kernel *kernels[MAX_KERNELS])
 {
     moe4_isa levels[MAX_LEVELS];
-    int32_t n = isa_levels(levels);
+    const int32_t n_levels = isa_levels(levels);
+    int32_t n = n_levels;
     for (int32_t i = 0; i < n; i++) kernels[i] = kernel_best(levels[i]);
 #if defined(__x86_64__)
-    if (isa_includes(levels[n - 1], MOE4_ISA_AVX512)) kernels[n++] = &kernel_amx_emulated;
+    if (isa_includes(levels[n_levels - 1], MOE4_ISA_AVX2)) kernels[n++] = &kernel_avx2_integers;
+    if (isa_includes(levels[n_levels - 1], MOE4_ISA_AVX512)) kernels[n++] = &kernel_amx_emulated;
 #endif
     return n;
 }
@@ -57,6 +59,13 @@ float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first
     float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
     struct read_ahead ahead = {0};
     read_ahead_begin(&ahead, p->panel, p->K / 32 * PANEL_BLOCK_BYTES);
-    kernel->gemm_tile(p->panel, p->K / 32, problem_pack(p, first, n), n, sums, &ahead);
+    const uint16_t *x = problem_pack(p, first, n);
+    if (kernel->convert) {
+        size_t n_words = (size_t)(n * p->K / BLOCK_SIZE * kernel->block_words);
+        int32_t *converted = buffers_allocate(&p->buffers, n_words * sizeof *converted);
+        kernel->convert(x, p->K / BLOCK_SIZE, n, converted);
+        x = (const uint16_t *)(const void *)converted;
+    }
+    kernel->gemm_tile(p->panel, p->K / 32, x, n, sums, &ahead);
     return sums;
 }

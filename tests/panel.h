@@ -6,9 +6,9 @@
 #include "cpu/layout.h"
 #include "fixture.h"
 
-enum { MAX_KERNELS = MAX_LEVELS + 1 };
+enum { MAX_KERNELS = MAX_LEVELS + 2 };
 
-/* The kernels of the levels this CPU offers, and what is emulated on them; their number. */
+/* The kernels of the levels this CPU offers, those that they leave x to, and what is emulated; their number. */
 int32_t runnable_kernels(const struct kernel *kernels[MAX_KERNELS]);
 
 #if defined(__x86_64__)

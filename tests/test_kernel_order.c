@@ -2,6 +2,7 @@
  * included.  So two CPUs whose levels name the same order agree bit for bit. */
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -74,21 +75,66 @@ static float add_scaled(float sum, float block, float scale)
     return sum + block * scale;
 }
 
+/* Integers of 15 bits over one unit, which is 2^-14 of a power of two that is at most the largest element. */
+static int is_integer(float x, int exponent)
+{
+    const double y = ldexp((double)x, 14 - exponent);
+    return exponent < 40 - 127 ? x == 0 : fabs(y) < 32768 && y == rint(y);
+}
+
+/* Of what is no integer over `exponent`, or of all: how many there are, and the largest one's exponent. */
+static int leftovers(const float *x, int exponent, int *largest)
+{
+    int n = 0;
+    *largest = -127;
+    for (int k = 0; k < BLOCK_SIZE; k++) {
+        if (exponent != INT_MAX && is_integer(x[k], exponent)) continue;
+        n++;
+        if (fabsf(x[k]) >= 0x1p-126f && ilogbf(x[k]) > *largest) *largest = ilogbf(x[k]);
+    }
+    return n;
+}
+
+/* Then the leftovers, those of even k first.  Beside more than one, the unit is that of the largest of them, if that
+ * leaves fewer. */
+static float add_integers(float sum, const float *x, const float *w, float scale)
+{
+    int exponent, next, unused;
+    double block = 0;
+    leftovers(x, INT_MAX, &exponent);
+    const int n = leftovers(x, exponent, &next);
+    if (n > 1 && leftovers(x, next, &unused) < n) exponent = next;
+    for (int k = 0; k < BLOCK_SIZE; k++)
+        if (is_integer(x[k], exponent)) block += (double)x[k] * (double)w[k];
+    sum = fmaf((float)block, scale, sum);
+    for (int i = 0; i < BLOCK_SIZE; i++) {
+        const int k = 2 * i % BLOCK_SIZE + 2 * i / BLOCK_SIZE;
+        if (!is_integer(x[k], exponent)) sum = fmaf(x[k] * w[k], scale, sum);
+    }
+    return sum;
+}
+
 static const struct order {
     const char *name;
-    block_sum *block; /* NULL = one chain over all k of products with scaled weights */
+    block_sum *block; /* NULL = see add_block, or one chain over all k of products with scaled weights */
     float (*add)(float sum, float block, float scale);
+    float (*add_block)(float sum, const float *x, const float *w, float scale);
 } orders[] = {
-    {"f32 chain over k: multiply, add", NULL, NULL},
-    {"blocks of fma over k, scaled by fma", block_fma, add_by_fma},
-    {"blocks of vdpbf16ps, scaled, added", block_vdpbf16ps, add_scaled},
-    {"blocks of tdpbf16ps, scaled by fma", block_tdpbf16ps, add_by_fma},
-    {"blocks of bfmmla, scaled by fma", block_bfmmla, add_by_fma},
+    {"f32 chain over k: multiply, add", NULL, NULL, NULL},
+    {"blocks of fma over k, scaled by fma", block_fma, add_by_fma, NULL},
+    {"x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma", NULL, NULL,
+     add_integers},
+    {"blocks of vdpbf16ps, scaled, added", block_vdpbf16ps, add_scaled, NULL},
+    {"blocks of tdpbf16ps, scaled by fma", block_tdpbf16ps, add_by_fma, NULL},
+    {"blocks of bfmmla, scaled by fma", block_bfmmla, add_by_fma, NULL},
 };
 
 static float sum_in_order(const struct order *order, const float *x, const float *w, const float *scales, int64_t K)
 {
     float sum = 0;
+    for (int64_t k = 0; order->add_block && k < K; k += BLOCK_SIZE)
+        sum = order->add_block(sum, x + k, w + k, scales[k / BLOCK_SIZE]);
+    if (order->add_block) return sum;
     for (int64_t k = 0; order->block && k < K; k += BLOCK_SIZE)
         sum = order->add(sum, order->block(x + k, w + k), scales[k / BLOCK_SIZE]);
     for (int64_t k = 0; !order->block && k < K; k++) sum += x[k] * (w[k] * scales[k / BLOCK_SIZE]);
@@ -153,6 +199,24 @@ static void test_ordinary_sums(void **state)
         for (int32_t n = 1; n <= TILE_TOKENS; n += 3) check_kernels(lengths[i], n, 1);
 }
 
+/* Some of x far smaller than the rest, or far larger, or beyond a power of two: leftovers of every kind. */
+static void test_uneven_x(void **state)
+{
+    (void)state;
+    const struct kernel *kernels[MAX_KERNELS];
+    const int32_t n_kernels = runnable_kernels(kernels);
+    for (int spread = 4; spread <= 220; spread += spread / 2)
+        for (int32_t n = 1; n <= TILE_TOKENS; n++) {
+            struct problem p = problem_create(WEIGHTS_ORDINARY, 544, n);
+            struct random random = {(uint64_t)(spread * 100 + n)};
+            for (int64_t i = 0; i < n * p.K; i++)
+                p.x[i] =
+                    ref_to_bf16(ldexp(ref_bf16(p.x[i]), (int)random_below(&random, (uint32_t)spread) - spread / 2));
+            for (int32_t i = 0; i < n_kernels; i++) check_order(kernels[i], &p);
+            problem_release(&p);
+        }
+}
+
 /* Products, sums and activations near the smallest normal number: kept, or flushed, as the order says. */
 static void test_tiny_sums(void **state)
 {
@@ -164,6 +228,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ordinary_sums),
+        cmocka_unit_test(test_uneven_x),
         cmocka_unit_test(test_tiny_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

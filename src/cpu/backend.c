@@ -70,7 +70,7 @@ static void cpu_describe_layer(const struct moe4_layer *layer, moe4_layer_info *
     const struct prepared *prepared = layer->prepared;
     const struct packed_matrix *gate_up = &prepared->gate_up, *down = &prepared->down;
     info->kernel = prepared->kernel->name;
-    info->order = prepared->kernel->order;
+    info->order = prepared->kernel->for_x ? prepared->kernel->for_x->order : prepared->kernel->order;
     info->kernel_int8 = prepared->kernel_int8->name;
     info->order_int8 = prepared->kernel_int8->order;
     info->packed_bytes = layer->L * (gate_up->n_panels * gate_up->panel_bytes + down->n_panels * down->panel_bytes);

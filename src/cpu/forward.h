@@ -44,7 +44,7 @@ struct workspace_plan {
     size_t ids, weights, output_rows;                                                      /* of the whole batch */
     size_t router_logits;                                                                  /* of some of its tokens */
     size_t counts, row_of_slot, slot_of_row, active, tiles, x_factor, intermediate_factor; /* of a chunk */
-    size_t x, intermediate, z, converted_scale, gathered, experts_left;                    /* of a chunk */
+    size_t x, operand, intermediate, z, converted_scale, gathered, experts_left;           /* of a chunk */
     size_t scratch, scratch_bytes;                                                         /* of each thread */
     size_t total;
 };
@@ -88,6 +88,7 @@ struct forward {
     float *intermediate_factor; /* [n_rows, n_groups] the same for down: fp8 scales, or tame.h */
     _Atomic int has_wild;       /* an intermediate may be too large or too small to be summed as it is */
     uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs, or in int8 compute as int8.h says */
+    int32_t *operand;           /* tile after tile, what the kernel for x converts x to */
     uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs, or the same */
     uint16_t *z;                /* [panels of down][n_rows][PANEL_ROWS] */
     char *scratch;              /* plan.scratch_bytes for each thread */
@@ -96,6 +97,24 @@ struct forward {
 static inline int forward_is_int8(const struct forward *f)
 {
     return f->call->batch->compute == MOE4_COMPUTE_INT8;
+}
+
+/* What multiplies an expert's rows of the intermediate, and of x. */
+static inline const struct kernel *forward_kernel(const struct forward *f, const struct active_expert *expert)
+{
+    return f->prepared->is_exact[expert->l] ? f->exact_kernel : f->kernel;
+}
+
+static inline const struct kernel *forward_x_kernel(const struct forward *f, const struct active_expert *expert)
+{
+    const struct kernel *kernel = forward_kernel(f, expert);
+    return kernel->for_x ? kernel->for_x : kernel;
+}
+
+/* A tile of x as that converts it. */
+static inline int32_t *forward_operand(const struct forward *f, const struct kernel *kernel, const struct tile *tile)
+{
+    return f->operand + tile->first_row * (f->layer->H / BLOCK_SIZE) * kernel->block_words;
 }
 
 /* A panel's columns of a row of z'. */

@@ -1,5 +1,6 @@
-/* gather: the rows of x that a token tile needs, as the kernels read them: pairs interleaved, or in int8 compute codes
- * with their scales.  The first thread that needs a tile gathers it, while others gather the expert's other tiles. */
+/* gather: the rows of x that a token tile needs, as the kernels read them: pairs interleaved, what a kernel converts
+ * these to, or in int8 compute codes with their scales.  The first thread that needs a tile gathers it, while others
+ * gather the expert's other tiles. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -57,7 +58,8 @@ static void gather_int8(const struct forward *f, const struct tile *tile, const 
     }
 }
 
-static void gather_tile(const struct forward *f, const struct tile *tile, int32_t worker)
+static void gather_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
+                        int32_t worker)
 {
     uint16_t *room = (uint16_t *)(f->scratch + (size_t)worker * f->plan.scratch_bytes);
     const uint16_t *rows[LARGE_TILE_TOKENS];
@@ -68,6 +70,10 @@ static void gather_tile(const struct forward *f, const struct tile *tile, int32_
         gather_int8(f, tile, rows);
     else
         gather_pairs(f, tile, rows);
+    const struct kernel *kernel = forward_x_kernel(f, expert);
+    if (kernel->convert)
+        kernel->convert(f->x + tile->first_row * f->layer->H, f->layer->H / BLOCK_SIZE, tile->n_rows,
+                        forward_operand(f, kernel, tile));
 }
 
 void gather_expert(struct forward *f, const struct active_expert *expert, int32_t worker)
@@ -79,7 +85,7 @@ void gather_expert(struct forward *f, const struct active_expert *expert, int32_
         if (!atomic_compare_exchange_strong_explicit(&state[i], &expected, BEING_GATHERED, memory_order_relaxed,
                                                      memory_order_relaxed))
             continue;
-        gather_tile(f, &f->tiles[expert->first_tile + i], worker);
+        gather_tile(f, expert, &f->tiles[expert->first_tile + i], worker);
         atomic_store_explicit(&state[i], GATHERED, memory_order_release);
     }
     for (int32_t i = 0; i < expert->n_tiles; i++) pool_await(&state[i], GATHERED);

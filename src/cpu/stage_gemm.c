@@ -10,11 +10,6 @@
 #include "cpu/panels.h"
 #include "cpu/tame.h"
 
-static const struct kernel *expert_kernel(const struct forward *f, int32_t l)
-{
-    return f->prepared->is_exact[l] ? f->exact_kernel : f->kernel;
-}
-
 /* ---- gate_up -------------------------------------------------------------------------------------------------- */
 
 /* Sums of a panel, one row, times its factor plus bias, split into gates and ups in the order of I. */
@@ -117,13 +112,15 @@ static void gate_up_panel(struct forward *f, struct panel_place place, struct pa
     const struct packed_matrix *matrix = &f->prepared->gate_up;
     const struct active_expert *expert = place.expert;
     float sums[LARGE_TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
+    const struct kernel *kernel = forward_x_kernel(f, expert);
     gather_expert(f, expert, reader->worker);
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];
         if (i == expert->n_tiles - 1) panels_look_ahead(reader);
-        expert_kernel(f, expert->l)
-            ->gemm_tile(packed_panel(matrix, expert->l, place.panel), matrix->K / BLOCK_SIZE,
-                        f->x + tile->first_row * matrix->K, tile->n_rows, sums, &reader->ahead);
+        const uint16_t *x = f->x + tile->first_row * matrix->K;
+        if (kernel->convert) x = (const uint16_t *)(const void *)forward_operand(f, kernel, tile);
+        kernel->gemm_tile(packed_panel(matrix, expert->l, place.panel), matrix->K / BLOCK_SIZE, x, tile->n_rows, sums,
+                          &reader->ahead);
         gate_up_tile(f, expert, place.panel, tile, sums);
     }
 }
@@ -200,10 +197,9 @@ static void down_tile(const struct forward *f, const struct active_expert *exper
     for (int64_t group = 0; group < f->n_groups; group++) {
         const int64_t k = group * f->group_size, left = matrix->K - k;
         const float *factor = f->intermediate_factor + tile->first_row * f->n_groups + group;
-        expert_kernel(f, expert->l)
-            ->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
-                        (left < f->group_size ? left : f->group_size) / BLOCK_SIZE, v + k * tile->n_rows, tile->n_rows,
-                        sums, ahead);
+        forward_kernel(f, expert)->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
+                                             (left < f->group_size ? left : f->group_size) / BLOCK_SIZE,
+                                             v + k * tile->n_rows, tile->n_rows, sums, ahead);
         for (int32_t row = 0; row < tile->n_rows; row++)
             for (int32_t r = row * PANEL_ROWS; r < (row + 1) * PANEL_ROWS; r++) {
                 float scaled = sums[r] * factor[row * f->n_groups];

@@ -12,7 +12,8 @@
  *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens, r < PANEL_ROWS
  *
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
- *   x       [16 * n_blocks][n_tokens] pairs of bf16; for int8 kernels the words of cpu/int8.h
+ *   x       [16 * n_blocks][n_tokens] pairs of bf16, or what `convert` makes of them; for int8 kernels the words of
+ *           cpu/int8.h
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
  *   ahead   what to read meanwhile; for kernels that can ask for it
  *
@@ -23,17 +24,23 @@
 typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
                           struct read_ahead *ahead);
 
+/* A tile's pairs as a kernel wants them: at most block_words * n_blocks * n_tokens words. */
+typedef void convert_tile_fn(const uint16_t *pairs, int64_t n_blocks, int32_t n_tokens, int32_t *tile);
+
 struct kernel {
     const char *name;    /* gemm_ISA */
     const char *order;   /* the accumulation order: how an element's chain is formed */
     moe4_isa isa;        /* the lowest level that can run it */
     int32_t tile_tokens; /* what it likes: tiles of so many rows at most */
+    int32_t block_words;
+    convert_tile_fn *convert;   /* or NULL */
+    const struct kernel *for_x; /* multiplies x in its place, and it the intermediate, or NULL */
     gemm_tile_fn *gemm_tile;
 };
 
 extern const struct kernel kernel_c;
-extern const struct kernel kernel_avx2, kernel_avx512, kernel_avx512_bf16, kernel_amx; /* x86 */
-extern const struct kernel kernel_neon, kernel_neon_bf16;                              /* aarch64 */
+extern const struct kernel kernel_avx2, kernel_avx2_integers, kernel_avx512, kernel_avx512_bf16, kernel_amx; /* x86 */
+extern const struct kernel kernel_neon, kernel_neon_bf16; /* aarch64 */
 extern const struct kernel kernel_int8_c;
 extern const struct kernel kernel_int8_avx2, kernel_int8_avx512_vnni; /* x86 */
 

@@ -1,0 +1,246 @@
+/* x with AVX2.  Activations are integers of 16 bits with a power of two a block (integers.h), weights the integers
+ * 2w + 12: vpmaddwd multiplies them and adds pairs of k, twice as many products as an fma makes, on two ports, and the
+ * additions go wherever one is free.  A block's sum is exact; it is scaled twice, the second time where it is added to
+ * those of the blocks before.  What is no such integer is multiplied in f32.
+ *
+ * For up to 6 tokens of a group, sums of 16 rows, two weights and a broadcast fill the registers. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "cpu/kernels/integers.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/prefetch.h"
+#include "cpu/kernels/unroll.h"
+#include "cpu/layout.h"
+
+enum {
+    LINES = 4,
+    LINE_PAIRS = 4,
+    HALVES = 2,
+    LANES = 8,
+    SUBTILES = PANEL_ROWS / SUBTILE_ROWS,
+    FEW_TOKENS = 2,
+    GROUP_TOKENS = 6
+};
+
+/* Compiled by themselves: inlined into a loop over blocks, their constants take registers from the sums. */
+#define APART static __attribute__((noinline))
+
+typedef __m256i pair_weights[HALVES]; /* 2w + 12 of 16 rows, two k a lane */
+typedef pair_weights subtile_weights[BLOCK_PAIRS];
+typedef __m256 panel_scales[SUBTILES][HALVES];
+
+/* The four pairs of 8 rows' codes.  As bytes these are k = 0 4 1 5, and shifted by a code 2 6 3 7. */
+static inline void decode_half_line(const uint8_t *codes, __m256i w[LINE_PAIRS])
+{
+    const __m256i low = _mm256_set1_epi8(15), low_bytes = _mm256_set1_epi16(255);
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i packed = _mm256_load_si256((const __m256i *)codes);
+    const __m256i a = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, low));
+    const __m256i b = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), low));
+    w[0] = _mm256_and_si256(a, low_bytes);
+    w[1] = _mm256_and_si256(b, low_bytes);
+    w[2] = _mm256_srli_epi16(a, 8);
+    w[3] = _mm256_srli_epi16(b, 8);
+}
+
+/* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
+ * behind requests for all of it. */
+APART void decode_block(const uint8_t *codes, uintptr_t at, subtile_weights weights[SUBTILES])
+{
+    for (int s = 0; s < SUBTILES; s++)
+        for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
+            at = read_lines(at, 1);
+            for (int h = 0; h < HALVES; h++) {
+                __m256i w[LINE_PAIRS];
+                decode_half_line(codes + h * LINE_BYTES / HALVES, w);
+                for (int i = 0; i < LINE_PAIRS; i++) weights[s][line * LINE_PAIRS + i][h] = w[i];
+            }
+        }
+}
+
+/* E8M0 bytes 1..254. */
+static inline void decode_scales(const uint8_t *scales, panel_scales out)
+{
+    for (int i = 0; i < SUBTILES * HALVES; i++) {
+        __m256i exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(scales + i * LANES)));
+        out[i / HALVES][i % HALVES] = _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23));
+    }
+}
+
+/* Left to itself, gcc adds up products first, and runs out of registers. */
+static inline __m256i multiply_pair(__m256i sum, __m256i w, int32_t x)
+{
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_set1_epi32(x)));
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+
+struct sums {
+    __m256i of[GROUP_TOKENS][HALVES];
+};
+
+/* Always inlined with constants, like all that takes them: sums stay in registers. */
+static inline __attribute__((always_inline)) void sums_begin(const struct integer_row *x, const int n_tokens,
+                                                             struct sums *block)
+{
+    UNROLL
+    for (int t = 0; t < n_tokens; t++)
+        for (int h = 0; h < HALVES; h++) block->of[t][h] = _mm256_set1_epi32(x[t].start);
+}
+
+static inline __attribute__((always_inline)) void sums_add(const struct sums *block, const struct integer_row *x,
+                                                           const __m256 scales[HALVES], const int n_tokens, float *sums)
+{
+    UNROLL
+    for (int t = 0; t < n_tokens; t++, sums += PANEL_ROWS) {
+        const __m256 scale = _mm256_broadcast_ss(&x[t].scale);
+        UNROLL
+        for (int h = 0; h < HALVES; h++) {
+            const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(block->of[t][h]), scale);
+            float *sum = sums + h * LANES;
+            _mm256_store_ps(sum, _mm256_fmadd_ps(value, scales[h], _mm256_load_ps(sum)));
+        }
+    }
+}
+
+/* sums[t][64 rows] += a block of a panel times n_tokens tokens. */
+static inline __attribute__((always_inline)) void multiply(const subtile_weights *weights, panel_scales scales,
+                                                           const struct integer_row *x, const int n_tokens, float *sums)
+{
+    for (int s = 0; s < SUBTILES; s++, sums += SUBTILE_ROWS) {
+        struct sums block;
+        sums_begin(x, n_tokens, &block);
+        UNROLL
+        for (int i = 0; i < BLOCK_PAIRS; i++) {
+            const __m256i first = weights[s][i][0], second = weights[s][i][1];
+            UNROLL
+            for (int t = 0; t < n_tokens; t++) {
+                block.of[t][0] = multiply_pair(block.of[t][0], first, x[t].pairs[i]);
+                block.of[t][1] = multiply_pair(block.of[t][1], second, x[t].pairs[i]);
+            }
+        }
+        sums_add(&block, x, scales[s], n_tokens, sums);
+    }
+}
+
+/* The same from codes, decoded in registers. */
+static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, uintptr_t at,
+                                                                 panel_scales scales, const struct integer_row *x,
+                                                                 const int n_tokens, float *sums)
+{
+    for (int s = 0; s < SUBTILES; s++, sums += SUBTILE_ROWS) {
+        struct sums block;
+        sums_begin(x, n_tokens, &block);
+        UNROLL
+        for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
+            at = read_lines(at, 1);
+            UNROLL
+            for (int h = 0; h < HALVES; h++) {
+                __m256i w[LINE_PAIRS];
+                decode_half_line(codes + h * LINE_BYTES / HALVES, w);
+                UNROLL
+                for (int i = 0; i < LINE_PAIRS; i++)
+                    for (int t = 0; t < n_tokens; t++)
+                        block.of[t][h] = multiply_pair(block.of[t][h], w[i], x[t].pairs[line * LINE_PAIRS + i]);
+            }
+        }
+        sums_add(&block, x, scales[s], n_tokens, sums);
+    }
+}
+
+#define MULTIPLY_GROUP(N)                                                                                              \
+    APART void multiply_##N(const subtile_weights *weights, panel_scales scales, const struct integer_row *x,          \
+                            float *sums)                                                                               \
+    {                                                                                                                  \
+        multiply(weights, scales, x, N, sums);                                                                         \
+    }
+MULTIPLY_GROUP(2)
+MULTIPLY_GROUP(3)
+MULTIPLY_GROUP(4)
+MULTIPLY_GROUP(5)
+MULTIPLY_GROUP(6)
+
+static void (*const multiply_group[])(const subtile_weights *, panel_scales, const struct integer_row *, float *) = {
+    NULL, NULL, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
+
+#define MULTIPLY_FEW(N)                                                                                                \
+    APART void multiply_few_##N(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,  \
+                                float *sums)                                                                           \
+    {                                                                                                                  \
+        multiply_codes(codes, at, scales, x, N, sums);                                                                 \
+    }
+MULTIPLY_FEW(1)
+MULTIPLY_FEW(2)
+
+static void (*const multiply_few[])(const uint8_t *, uintptr_t, panel_scales, const struct integer_row *,
+                                    float *) = {NULL, multiply_few_1, multiply_few_2};
+
+/* Leftovers of a block: every row's weight of one k is looked up among the products. */
+APART void multiply_leftovers(const uint8_t *codes, panel_scales scales, const int32_t *list, int32_t n, float *sums)
+{
+    const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    const __m256i sign = _mm256_set1_epi32(INT32_MIN);
+    for (int32_t i = 0; i < n; i++) {
+        const uint32_t item = (uint32_t)list[i];
+        const int k = leftover_k(item), bit = k % 2 * 16 + k / 4 % 2 * 8 + k / 2 % 2 * 4; /* layout.h */
+        const __m256i right = _mm256_set1_epi32(bit), left = _mm256_set1_epi32(28 - bit);
+        const __m256 x = _mm256_castsi256_ps(_mm256_set1_epi32((int)(item & 0xFFFF0000u)));
+        const __m256 products = _mm256_mul_ps(magnitudes, x);
+        const uint8_t *lines = codes + k / (2 * LINE_PAIRS) * LINE_BYTES;
+        float *sum = sums + leftover_row(item) * PANEL_ROWS;
+        UNROLL
+        for (int s = 0; s < SUBTILES; s++)
+            for (int h = 0; h < HALVES; h++, sum += LANES) {
+                const __m256i words = _mm256_load_si256((const __m256i *)(lines + s * SUBTILE_BYTES) + h);
+                const __m256i signs = _mm256_and_si256(_mm256_sllv_epi32(words, left), sign);
+                __m256 value = _mm256_permutevar8x32_ps(products, _mm256_srlv_epi32(words, right));
+                value = _mm256_xor_ps(value, _mm256_castsi256_ps(signs));
+                _mm256_store_ps(sum, _mm256_fmadd_ps(value, scales[s][h], _mm256_load_ps(sum)));
+            }
+    }
+}
+
+static void multiply_block(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
+                           int32_t n_tokens, float *sums)
+{
+    subtile_weights weights[SUBTILES];
+    const int32_t n_groups = (n_tokens + GROUP_TOKENS - 1) / GROUP_TOKENS; /* of nearly equal size */
+    decode_block(codes, at, weights);
+    for (int32_t g = 0; g < n_groups; g++) {
+        const int32_t first = n_tokens * g / n_groups, last = n_tokens * (g + 1) / n_groups;
+        multiply_group[last - first]((const subtile_weights *)weights, scales, x + first, sums + first * PANEL_ROWS);
+    }
+}
+
+static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
+                                    float *sums, struct read_ahead *ahead)
+{
+    const struct integer_row *rows = (const struct integer_row *)(const void *)x;
+    const int32_t *list = (const int32_t *)(const void *)(rows + n_blocks * n_tokens);
+    panel_scales scales;
+    memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
+    for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, rows += n_tokens) {
+        const uint8_t *codes = panel + CODES_OFFSET;
+        const uintptr_t at = read_lines(read_on(ahead, ahead->at), 1);
+        const int32_t n_left = *list++;
+        ahead->at = at + PANEL_BLOCK_BYTES - LINE_BYTES;
+        decode_scales(panel, scales);
+        if (n_tokens <= FEW_TOKENS)
+            multiply_few[n_tokens](codes, at, scales, rows, sums);
+        else
+            multiply_block(codes, at, scales, rows, n_tokens, sums);
+        if (n_left) multiply_leftovers(codes, scales, list, n_left, sums);
+        list += n_left;
+    }
+}
+
+const struct kernel kernel_avx2_integers = {
+    .name = "gemm_avx2_integers",
+    .order = "x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma",
+    .isa = MOE4_ISA_AVX2,
+    .tile_tokens = LARGE_TILE_TOKENS,
+    .block_words = INTEGER_WORDS,
+    .convert = integers_avx2,
+    .gemm_tile = gemm_tile_avx2_integers};

@@ -1,0 +1,122 @@
+#include "cpu/kernels/integers.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "base/convert.h"
+
+enum {
+    VECTORS = 4, /* of a block: its even k, then its odd k */
+    LANES = 8,
+    TOP_BIT = 14,        /* of the largest integer */
+    LEAST_EXPONENT = 40, /* smaller blocks are leftovers altogether, as their scale could be subnormal */
+    FEW = 1              /* leftovers, with which a scale is good enough */
+};
+
+struct block {
+    __m256 x[VECTORS];
+};
+
+struct integers {
+    __m256i of[VECTORS];
+    uint32_t leftovers; /* a bit a lane */
+};
+
+/* Biased exponent of the largest finite element among those whose bit is set; 0 if there is none. */
+static uint32_t largest_exponent(const struct block *b, uint32_t among)
+{
+    const __m256i mask = _mm256_set1_epi32(0x7F800000), bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    __m256i most = _mm256_setzero_si256();
+    for (int v = 0; v < VECTORS; v++, among >>= LANES) {
+        __m256i exponent = _mm256_and_si256(_mm256_castps_si256(b->x[v]), mask);
+        __m256i counts =
+            _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_set1_epi32((int)among), bits), _mm256_setzero_si256());
+        counts = _mm256_andnot_si256(_mm256_cmpeq_epi32(exponent, mask), counts);
+        most = _mm256_max_epi32(most, _mm256_and_si256(exponent, counts));
+    }
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xB1));
+    return (uint32_t)_mm_cvtsi128_si32(half) >> 23;
+}
+
+/* What an integer 1 is worth under a largest exponent, times 2^shift.  0 where leftovers are all that is not 0. */
+static float unit(uint32_t exponent, int32_t shift)
+{
+    return exponent < LEAST_EXPONENT ? 0 : f32_from_bits((uint32_t)((int32_t)exponent - TOP_BIT + shift) << 23);
+}
+
+/* The elements over the unit of an exponent, where that is exact and 16 bits hold it. */
+static struct integers divide(const struct block *b, uint32_t exponent)
+{
+    const uint32_t inverse = exponent < LEAST_EXPONENT ? 0 : (2 * 127 + TOP_BIT - exponent) << 23;
+    const __m256 one = _mm256_set1_ps(unit(exponent, 0)), factor = _mm256_set1_ps(f32_from_bits(inverse));
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX)), limit = _mm256_set1_ps(2 << TOP_BIT);
+    struct integers q = {.leftovers = 0};
+    for (int v = 0; v < VECTORS; v++) {
+        const __m256 y = _mm256_mul_ps(b->x[v], factor);
+        const __m256i rounded = _mm256_cvtps_epi32(y);
+        const __m256 is_same = _mm256_cmp_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(rounded), one), b->x[v], _CMP_EQ_OQ);
+        const __m256 fits = _mm256_and_ps(is_same, _mm256_cmp_ps(_mm256_and_ps(y, magnitude), limit, _CMP_LT_OQ));
+        q.of[v] = _mm256_and_si256(rounded, _mm256_castps_si256(fits));
+        q.leftovers |= (uint32_t)(~_mm256_movemask_ps(fits) & 0xFF) << LANES * v;
+    }
+    return q;
+}
+
+static void store_row(const struct integers *q, uint32_t exponent, struct integer_row *row)
+{
+    const __m256i low = _mm256_set1_epi32(0xFFFF);
+    __m256i sum = _mm256_setzero_si256();
+    for (int v = 0; v < VECTORS / 2; v++) {
+        __m256i even = q->of[v], odd = q->of[v + VECTORS / 2];
+        sum = _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+        even = _mm256_or_si256(_mm256_and_si256(even, low), _mm256_slli_epi32(odd, 16));
+        _mm256_storeu_si256((__m256i *)(void *)(row->pairs + v * LANES), even);
+    }
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1));
+    row->start = -INTEGER_WEIGHT_OFFSET * _mm_cvtsi128_si32(half);
+    row->scale = unit(exponent, -1);
+}
+
+/* A row's block, x [16] pairs.  Returns where its leftovers end. */
+static int32_t *convert_block(const uint32_t x[BLOCK_PAIRS], int32_t row, struct integer_row *out, int32_t *list)
+{
+    struct block b;
+    for (int v = 0; v < VECTORS / 2; v++) {
+        __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)(x + v * LANES));
+        b.x[v] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+        b.x[v + VECTORS / 2] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
+    }
+    uint32_t exponent = largest_exponent(&b, UINT32_MAX);
+    struct integers q = divide(&b, exponent);
+    if (__builtin_popcount(q.leftovers) > FEW) { /* perhaps it is the largest that stand apart */
+        const uint32_t next = largest_exponent(&b, q.leftovers);
+        const struct integers other = divide(&b, next);
+        if (__builtin_popcount(other.leftovers) < __builtin_popcount(q.leftovers)) q = other, exponent = next;
+    }
+    store_row(&q, exponent, out);
+    for (uint32_t left = q.leftovers; left; left &= left - 1) {
+        const int lane = __builtin_ctz(left), pair = lane % BLOCK_PAIRS, odd = lane / BLOCK_PAIRS;
+        *list++ = (int32_t)leftover(x[pair] >> 16 * odd & 0xFFFF, row, 2 * pair + odd);
+    }
+    return list;
+}
+
+void integers_avx2(const uint16_t *pairs, int64_t n_blocks, int32_t n_rows, int32_t *tile)
+{
+    struct integer_row *rows = (struct integer_row *)(void *)tile;
+    int32_t *list = tile + INTEGER_ROW_WORDS * n_blocks * n_rows;
+    for (int64_t b = 0; b < n_blocks; b++, pairs += BLOCK_SIZE * n_rows, rows += n_rows) {
+        int32_t *count = list++, *end = list;
+        for (int32_t row = 0; row < n_rows; row++) {
+            uint32_t x[BLOCK_PAIRS];
+            for (int i = 0; i < BLOCK_PAIRS; i++) memcpy(&x[i], pairs + (i * n_rows + row) * 2, sizeof x[i]);
+            end = convert_block(x, row, &rows[row], end);
+        }
+        *count = (int32_t)(end - list);
+        list = end;
+    }
+}
