@@ -102,6 +102,7 @@ static struct group_call group_call_of(const struct cuda_forward *f)
                                .exact_tiles = f->prepared->n_exact ? f->exact_tiles : NULL,
                                .n_tiles = f->numbers + N_TILES,
                                .n_rows = f->numbers + N_ROWS,
+                               .claims = f->numbers + N_CLAIMS,
                                .n_rows_copy = f->is_chunked ? NULL : f->result->n_rows,
                                .output_rows = f->output_rows,
                                .row_output = f->row_output,

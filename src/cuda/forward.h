@@ -25,7 +25,7 @@ struct cuda_workspace_plan {
 };
 
 /* Single numbers on the device, at plan.numbers. */
-enum { TICKET, N_TILES, N_EXACT_TILES, N_ROWS, N_NUMBERS };
+enum { TICKET, N_TILES, N_EXACT_TILES, N_ROWS, N_CLAIMS, N_DOWN_CLAIMS, N_NUMBERS };
 
 moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
                               int32_t top_k, struct cuda_workspace_plan *plan);

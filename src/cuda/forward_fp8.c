@@ -148,6 +148,7 @@ int fp8_gate_up_stage(const struct cuda_forward *f)
     call.x = f->x_rows;
     call.v = f->v_rows;
     call.columns = (int32_t)f->layer->I;
+    call.claims = f->numbers + N_CLAIMS;
     int error = takes_few(f) ? few_gate_up(f) : fp8_gate_up(&call, f->layer->activation, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     take_exact_tiles(f, &call);
@@ -162,6 +163,7 @@ int fp8_down_stage(const struct cuda_forward *f)
     call.out = f->z;
     call.ldout = f->plan.ldz;
     call.columns = (int32_t)f->layer->output_size;
+    call.claims = f->numbers + N_DOWN_CLAIMS;
     int error = takes_few(f) ? few_down(f) : fp8_down(&call, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
     take_exact_tiles(f, &call);

@@ -4,10 +4,9 @@
  * of up to FP8_MAX_ROWS routed rows of one expert.  Rows and weights lie in memory as the ring wants them, so that bulk
  * copies move them:
  *
- *   producers    warp 0 copies the weights of a stage (a few blocks of 128 k), warp 1 its rows, warps 2 and 3, in down,
- *                the rows' scales
- *   full[s]      arrivals of these, and the bytes of the copies
- *   consumers    decode the next stage while the tensor cores work on this one, then promote its sums
+ *   producers    warp 0 copies the weights of a stage (a block or two of 128 k), warp 1 its rows, warps 2 and 3, in
+ * down, the rows' scales full[s]      arrivals of these, and the bytes of the copies consumers    decode a block and
+ * multiply it by the token tile in pieces: the sums of one piece are promoted while the tensor cores work on the next
  *   empty[s]     arrivals of all consumers' threads
  *
  * gate/up yields 128 columns of the intermediate an item, which share a scale: consumers leave them in shared memory as
@@ -19,8 +18,8 @@
 #ifndef MOE4_CUDA_FP8_CUH
 #define MOE4_CUDA_FP8_CUH
 
-#include "cuda/activation.cuh"
 #include "cuda/fp8_decode.cuh"
+#include "cuda/fp8_epilogue.cuh"
 #include "cuda/fp8_producers.cuh"
 #include "cuda/fp8_ring.cuh"
 #include "cuda/wgmma_fp8.cuh"
@@ -34,80 +33,6 @@ namespace fp8
 static __device__ __forceinline__ int consumer(void)
 {
     return __shfl_sync(~0u, threadIdx.x / WARPGROUP - 1, 0);
-}
-
-/* Where the thread's parts of its warpgroup's first step lie in stage 0. */
-struct packed_place {
-    uint32_t codes, scales;
-};
-
-/* Steps `first` to `end` of what a thread decodes of a group of blocks. */
-template <int first, int end> struct packed_steps {
-    uint4 codes[end - first];
-    uint32_t scales[end - first];
-};
-
-template <int first, int end>
-static __device__ __forceinline__ packed_steps<first, end> load_steps(const packed_place &at, uint32_t offset)
-{
-    packed_steps<first, end> packed;
-#pragma unroll
-    for (int s = first; s < end; s++) {
-        packed.codes[s - first] = load_shared_16(at.codes + offset + s * CUDA_STEP_BYTES);
-        packed.scales[s - first] = load_shared_4(at.scales + offset + s * CUDA_STEP_BYTES);
-    }
-    return packed;
-}
-
-template <int first, int end>
-static __device__ __forceinline__ void decode_steps(const packed_steps<first, end> &packed, const fp8_magnitudes &of,
-                                                    uint32_t *a)
-{
-#pragma unroll
-    for (int s = first; s < end; s++) fp8_decode_step(packed.codes[s - first], packed.scales[s - first], of, a + s * 8);
-}
-
-/* `b`: address of the group's rows, over 16, with wgmma's leading dimension above. */
-template <int N>
-static __device__ __forceinline__ void multiply_group(float (&d)[width<N>::blocks][N / 2],
-                                                      uint32_t (&a)[width<N>::blocks * 16], uint32_t b)
-{
-#pragma unroll
-    for (int i = 0; i < width<N>::blocks * 16; i++) asm volatile("" : "+r"(a[i])); /* decoded by now */
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < width<N>::blocks; i++) {
-        const uint32_t block = b + i * (width<N>::x_bytes / 16);
-        wgmma_fp8<N, false>::run(d[i], a + i * 16, block);
-        wgmma_fp8<N, true>::run(d[i], a + i * 16 + 4, block + 2);
-        wgmma_fp8<N, true>::run(d[i], a + i * 16 + 8, block + 4);
-        wgmma_fp8<N, true>::run(d[i], a + i * 16 + 12, block + 6);
-    }
-    wgmma_commit();
-}
-
-/* Blocks' sums to fp32, in ascending k; `scales`: of the thread's columns 0 and 1. */
-template <kind k, int N>
-static __device__ __forceinline__ void promote(float (&total)[N / 2], const float (&d)[width<N>::blocks][N / 2],
-                                               const float2 *scales, int n_blocks)
-{
-#pragma unroll
-    for (int b = 0; b < width<N>::blocks; b++) {
-        if (b > 0 && b >= n_blocks) break; /* the group held less, and what came of the rest is of no account */
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            if (k == GATE_UP) {
-#pragma unroll
-                for (int i = 4 * j; i < 4 * j + 4; i++) total[i] += d[b][i];
-            } else {
-                const float2 s = scales[(b * width<N>::rows + 8 * j) / 2];
-                total[4 * j] = fmaf(d[b][4 * j], s.x, total[4 * j]);
-                total[4 * j + 1] = fmaf(d[b][4 * j + 1], s.y, total[4 * j + 1]);
-                total[4 * j + 2] = fmaf(d[b][4 * j + 2], s.x, total[4 * j + 2]);
-                total[4 * j + 3] = fmaf(d[b][4 * j + 3], s.y, total[4 * j + 3]);
-            }
-        }
-    }
 }
 
 /* Until the stage is full.  What wgmma reads of it came by bulk copies, so that no fence between proxies is needed; one
@@ -127,40 +52,23 @@ static __device__ __forceinline__ uint32_t value_of_lane(uint32_t value)
 /* What a pass's stages have in common. */
 struct operands {
     gemm_ring ring;
-    packed_place packed;
+    uint32_t codes, scales; /* where the thread's parts of its warpgroup's first step lie in stage 0 */
     fp8_magnitudes magnitudes;
 };
 
-/* Multiplies group g of a stage by what is decoded.  Half of the next group is decoded while the tensor cores work, the
- * other half among the additions that promote the sums, since decoding and they take different pipes.  `left`: blocks
- * from this group on. */
-template <kind k, int N, int g>
-static __device__ __forceinline__ void
-multiply_next(const operands &of, ring_position<k> &at, int left, uint32_t (&a)[width<N>::blocks * 16],
-              uint32_t (&next)[width<N>::blocks * 16], float (&d)[width<N>::blocks][N / 2], float (&total)[N / 2])
+/* Steps `first` to `end` of a block's weights, `offset` behind those, to operand A. */
+template <int first, int end>
+static __device__ __forceinline__ void decode_steps(const operands &of, uint32_t offset, uint32_t (&a)[16])
 {
-    using W = width<N>;
-    constexpr bool ends_stage = g == W::groups - 1;
-    constexpr int steps = W::blocks * BLOCK_STEPS, early = steps / 2;
-    const uint32_t stage = of.ring.stages + at.stage * STAGE_BYTES, empty = of.ring.empty + at.stage * 8;
-    const bool is_last = left <= W::blocks;
-    ring_position<k> next_stage = at;
-    if (ends_stage || is_last) next_stage.advance();
-    const uint32_t weights =
-        is_last || !ends_stage ? at.stage : next_stage.stage; /* the last group's are decoded in vain */
-    const uint32_t offset = weights * STAGE_BYTES + (ends_stage ? 0 : (g + 1) * W::blocks * BLOCK_BYTES_W);
-    multiply_group<N>(d, a, (stage + g * W::blocks * W::x_bytes) >> 4 | 1 << 16);
-    if (!is_last) {
-        if (ends_stage) await_stage(of.ring, next_stage);
-        decode_steps(load_steps<0, early>(of.packed, offset), of.magnitudes, next);
+    uint4 codes[end - first];
+    uint32_t scales[end - first];
+#pragma unroll
+    for (int s = first; s < end; s++) {
+        codes[s - first] = load_shared_16(of.codes + offset + s * CUDA_STEP_BYTES);
+        scales[s - first] = load_shared_4(of.scales + offset + s * CUDA_STEP_BYTES);
     }
-    wgmma_wait<0>();
-    const packed_steps<early, steps> late = load_steps<early, steps>(of.packed, offset);
-    const uint32_t scales = stage + W::scales + g * W::blocks * W::rows * 4;
-    promote<k, N>(total, d, shared_pairs(scales + threadIdx.x % 4 * 8), left);
-    decode_steps(late, of.magnitudes, next);
-    if (ends_stage || is_last) barrier_arrive(empty);
-    at = next_stage;
+#pragma unroll
+    for (int s = first; s < end; s++) fp8_decode_step(codes[s - first], scales[s - first], of.magnitudes, a + s * 8);
 }
 
 /* gate/up: the item's scales of x, on their way to shared memory, a copy a warpgroup. */
@@ -170,125 +78,132 @@ static __device__ __forceinline__ void fetch_x_scales(const fp8_call &call, cons
         copy4(to + row * 4, call.x.scales + tokens.first_row + row);
 }
 
+/* ---- Products, in pieces -------------------------------------------------------------------------------------------
+ */
+
+/* Whether registers hold two sets of decoded weights, of this block and of the next. */
+template <int N> constexpr bool has_two = N <= 200;
+
+/* Columns whose products are under way while those of the piece before are promoted, so that registers hold two pieces
+ * of the tensor core's accumulators beside the sums of all: as many as they have room for, in down beside a piece's
+ * scales.  Pieces are of one width, or ptxas waits for each instruction. */
+template <kind k> constexpr int piece_of(int N)
+{
+    if (N <= 48) return N;
+    int n = (N <= 200 ? 176 : 192) - N / 2;
+    if (k == DOWN) n = n * 4 / 5;
+    n = n > 64 ? 64 : n / 8 * 8;
+    while (N % n || n == N) n -= 8;
+    return n;
+}
+
+template <kind k, int N> constexpr int piece = piece_of<k>(N);
+template <kind k, int N> constexpr int n_pieces = N / piece<k, N>;
+
+/* `b`: address of the block's rows, over 16, with wgmma's leading dimension above. */
+template <int n> static __device__ __forceinline__ void multiply_piece(float (&d)[n / 2], uint32_t (&a)[16], uint32_t b)
+{
+    wgmma_fence();
+    wgmma_fp8<n, false>::run(d, a, b);
+    wgmma_fp8<n, true>::run(d, a + 4, b + 2);
+    wgmma_fp8<n, true>::run(d, a + 8, b + 4);
+    wgmma_fp8<n, true>::run(d, a + 12, b + 6);
+    wgmma_commit();
+}
+
+/* A piece's sums to fp32; `scales`: of the thread's columns 0 and 1 of each eight. */
+template <kind k, int N, int p>
+static __device__ __forceinline__ void promote_piece(float (&total)[N / 2], float (&d)[piece<k, N> / 2],
+                                                     const float2 *scales)
+{
+    constexpr int n = piece<k, N>;
+#pragma unroll
+    for (int i = 0; i < n / 2; i++) asm volatile("" : "+f"(d[i])); /* waited for by now */
+#pragma unroll
+    for (int j = 0; j < n / 8; j++) {
+        float *sums = total + p * n / 2 + 4 * j;
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            sums[c] =
+                k == GATE_UP ? sums[c] + d[4 * j + c] : fmaf(d[4 * j + c], c % 2 ? scales[j].y : scales[j].x, sums[c]);
+    }
+}
+
+/* Pieces p on of a block, of which two are under way.  Where there are two sets of registers the next block is decoded
+ * meanwhile. */
+template <kind k, int N, int p = 0>
+static __device__ __forceinline__ void promote_pieces(const operands &of, uint32_t offset, float (&total)[N / 2],
+                                                      float (&d)[2][piece<k, N> / 2], uint32_t (&a)[16],
+                                                      uint32_t (&next)[16], uint32_t b, const float2 *scales)
+{
+    constexpr int n = piece<k, N>, last = n_pieces<k, N> - 1, pending = p < last;
+    constexpr int end = p == last ? (int)BLOCK_STEPS : p + 1; /* of the steps decoded now */
+    if constexpr (has_two<N> && p < BLOCK_STEPS) decode_steps<p, end>(of, offset, next);
+    float2 own[n / 8];
+#pragma unroll
+    for (int j = 0; j < n / 8 && k == DOWN; j++) own[j] = scales[(p * n + 8 * j) / 2];
+    wgmma_wait<pending>();
+    promote_piece<k, N, p>(total, d[p % 2], own);
+    if constexpr (p + 2 <= last) multiply_piece<n>(d[p % 2], a, b + (p + 2) * (n * FP8_BLOCK / 16));
+    if constexpr (p < last) promote_pieces<k, N, p + 1>(of, offset, total, d, a, next, b, scales);
+}
+
+/* Multiplies block g of a stage, and decodes the next; where there is one set of registers, when products are over,
+ * while those of the other warpgroup run.  `left`: blocks from this one on. */
+template <kind k, int N, int g>
+static __device__ __forceinline__ void multiply_block(const operands &of, ring_position<k> &at, int left,
+                                                      uint32_t (&a)[16], uint32_t (&next)[16],
+                                                      float (&d)[2][piece<k, N> / 2], float (&total)[N / 2])
+{
+    using W = width<N>;
+    constexpr int n = piece<k, N>;
+    constexpr bool ends_stage = g == W::stage_blocks - 1;
+    const uint32_t stage = of.ring.stages + at.stage * STAGE_BYTES, empty = of.ring.empty + at.stage * 8;
+    const uint32_t x = (stage + g * W::x_bytes) >> 4 | 1 << 16;
+    const bool is_last = left <= 1;
+    ring_position<k> next_stage = at;
+    if (ends_stage || is_last) next_stage.advance();
+    const uint32_t weights =
+        is_last || !ends_stage ? at.stage : next_stage.stage; /* the last block's are decoded in vain */
+    const uint32_t offset = weights * STAGE_BYTES + (ends_stage ? 0 : (g + 1) * BLOCK_BYTES_W);
+#pragma unroll
+    for (int i = 0; i < 16; i++) asm volatile("" : "+r"(a[i])); /* decoded by now */
+    multiply_piece<n>(d[0], a, x);
+    if constexpr (n < N) multiply_piece<n>(d[1], a, x + n * FP8_BLOCK / 16);
+    if (ends_stage && !is_last) await_stage(of.ring, next_stage);
+    promote_pieces<k, N>(of, offset, total, d, a, next, x,
+                         shared_pairs(stage + W::scales + g * W::rows * 4 + threadIdx.x % 4 * 8));
+    if constexpr (!has_two<N>) decode_steps<0, BLOCK_STEPS>(of, offset, next);
+    if (ends_stage || is_last) barrier_arrive(empty);
+    at = next_stage;
+}
+
 /* All of K for one pass; `on_first`: what can be done once x is there. */
 template <kind k, int N, class Action>
 static __device__ __forceinline__ void multiply(const fp8_call &call, const operands &of, ring_position<k> &at,
                                                 float (&total)[N / 2], const Action &on_first)
 {
-    using W = width<N>;
-    uint32_t a[2][W::blocks * 16];
-    float d[W::blocks][N / 2];
+    constexpr int other = has_two<N>;
+    uint32_t a[1 + other][16];
+    float d[2][piece<k, N> / 2];
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        total[i] = 0.0f;
+    for (int i = 0; i < N / 2; i++) total[i] = 0.0f;
 #pragma unroll
-        for (int b = 0; b < W::blocks; b++) d[b][i] = 0.0f;
-    }
+    for (int i = 0; i < piece<k, N> / 2; i++) d[0][i] = d[1][i] = 0.0f;
+#pragma unroll
+    for (uint32_t &each : a[other]) each = 0;
     at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
     await_stage(of.ring, at);
     on_first();
-    decode_steps(load_steps<0, W::blocks * BLOCK_STEPS>(of.packed, at.stage * STAGE_BYTES), of.magnitudes, a[0]);
-    int left = block_count(call);
-    for (;;) {
-        multiply_next<k, N, 0>(of, at, left, a[0], a[1], d, total);
-        if ((left -= W::blocks) <= 0) break;
-        multiply_next<k, N, 1 % W::groups>(of, at, left, a[1], a[0], d, total);
-        if ((left -= W::blocks) <= 0) break;
-    }
-}
-
-/* What an epilogue needs of a thread's two rows, g and g+8 of its warp's 16. */
-struct row_pair {
-    float bias[2], unit;
-    activation_params params;
-};
-
-static __device__ __forceinline__ row_pair rows_of_thread(const fp8_call &call, int l, int tile)
-{
-    const int64_t index = (int64_t)l * call.n_tiles + tile;
-    const float *bias = call.bias + index * CUDA_TILE_ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
-    return {{bias[0], bias[8]}, call.unit[l] * fp8_tile_unit(call.tile_base[index]), call.params[l]};
-}
-
-static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-/* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of the item's tiles this is.  Rows that are not
- * there are computed like the others, since branches would keep the compiler from doing several at a time. */
-template <int N, moe4_activation activation>
-static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v, uint32_t x_scales,
-                                               const token_tile &tokens, int tile, int slot,
-                                               const float (&total)[N / 2])
-{
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const row_pair rows = rows_of_thread(call, tokens.l, tile);
-    const int column = is_gated<activation> ? slot * CUDA_GATED_COLUMNS + warp * 8 + lane / 4
-                                            : slot * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
-    const uint32_t to = v + lane % 4 * 2 * V_PITCH + column * 2;
-    const int n_rows = tokens.n_rows - lane % 4 * 2; /* from the thread's first on */
-    constexpr int at_once = N % 16 ? 1 : 2;
-#pragma unroll
-    for (int j = 0; j < N / 8; j += at_once) {
-        uint32_t values[at_once][2];
-#pragma unroll
-        for (int i = 0; i < at_once; i++) {
-            const uint2 scales = load_shared_8(x_scales + (8 * (j + i) + lane % 4 * 2) * 4);
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const float scale = __uint_as_float(c ? scales.y : scales.x);
-                const float low = total[4 * (j + i) + c] * rows.unit * scale + rows.bias[0];
-                const float high = total[4 * (j + i) + 2 + c] * rows.unit * scale + rows.bias[1];
-                values[i][c] = is_gated<activation> ? bf16_pair(activate<activation>(low, high, rows.params), 0.0f)
-                                                    : bf16_pair(activate<activation>(0.0f, low, rows.params),
-                                                                activate<activation>(0.0f, high, rows.params));
-            }
+    decode_steps<0, BLOCK_STEPS>(of, at.stage * STAGE_BYTES, a[0]);
+    for (int left = block_count(call);;) {
+        multiply_block<k, N, 0>(of, at, left, a[0], a[other], d, total);
+        if (--left <= 0) break;
+        if constexpr (other || width<N>::stage_blocks == 2) {
+            multiply_block<k, N, width<N>::stage_blocks - 1>(of, at, left, a[other], a[0], d, total);
+            if (--left <= 0) break;
         }
-#pragma unroll
-        for (int i = 0; i < at_once; i++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const int row = 8 * (j + i) + c;
-                if (is_gated<activation>)
-                    store_shared_2_if(row < n_rows, to + row * V_PITCH, (uint16_t)values[i][c]);
-                else
-                    store_shared_4_if(row < n_rows, to + row * V_PITCH, values[i][c]);
-            }
     }
-}
-
-/* down: z' to memory. */
-template <int N>
-static __device__ __forceinline__ void store_z(const fp8_call &call, const token_tile &tokens, int tile,
-                                               const float (&total)[N / 2])
-{
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const row_pair rows = rows_of_thread(call, tokens.l, tile);
-    const int column = tile * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
-    if (column >= call.columns) return;
-    uint16_t *out = call.out + (int64_t)(tokens.first_row + lane % 4 * 2) * call.ldout + column;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++, out += 8 * call.ldout)
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-            if (8 * j + lane % 4 * 2 + c < tokens.n_rows)
-                *(uint32_t *)(out + c * call.ldout) = bf16_pair(total[4 * j + c] * rows.unit + rows.bias[0],
-                                                                total[4 * j + 2 + c] * rows.unit + rows.bias[1]);
-}
-
-/* What the epilogue and the next item's start will read, while there is time.  Not x's scales: the kernel that writes
- * them may still run. */
-template <kind k>
-static __device__ __forceinline__ void prefetch_pass(const fp8_call &call, const token_tile &tokens, int tile)
-{
-    const int thread = threadIdx.x % WARPGROUP;
-    const int64_t index = (int64_t)tokens.l * call.n_tiles + tile;
-    if (thread < 2) prefetch(call.bias + index * CUDA_TILE_ROWS + thread * 32);
-    if (thread == 2) prefetch(call.unit + tokens.l);
-    if (thread == 3) prefetch(call.params + tokens.l);
 }
 
 template <kind k, moe4_activation activation, int N>
@@ -304,14 +219,14 @@ static __device__ __forceinline__ void consume_item(const fp8_call &call, const 
                   seen = tile < call.n_tiles ? tile : call.n_tiles - 1;
         const uint32_t weights = ring.stages + width<N>::weights + warpgroup * width<N>::tile_bytes;
         const operands of = {
-            ring,
-            {weights + CUDA_STEP_SCALES + thread * 16, weights + thread / 4 * 4},
+            ring, weights + CUDA_STEP_SCALES + thread * 16, weights + thread / 4 * 4,
             fp8_magnitudes_of(value_of_lane(call.tile_base[(int64_t)item.tokens.l * call.n_tiles + seen]))};
         float total[N / 2];
         prefetch_pass<k>(call, item.tokens, seen);
-        multiply<k, N>(call, of, at, total, [&] {
+        const auto on_first = [&] {
             if (k == GATE_UP && pass == 0) fetch_x_scales(call, item.tokens, x_scales);
-        });
+        };
+        multiply<k, N>(call, of, at, total, on_first);
         if (k == GATE_UP && pass == 0) {
             copy_wait_all();
             barrier_sync<WARPGROUP>(2 + warpgroup);
@@ -326,6 +241,11 @@ static __device__ __forceinline__ void consume_item(const fp8_call &call, const 
     }
     if (k == GATE_UP) barrier_arrive(ring.v_full);
 }
+
+/* What models use.  The others have fewer widths, so that there is less to compile. */
+template <kind k, moe4_activation activation>
+constexpr bool is_usual = k == DOWN || activation == MOE4_ACTIVATION_SILU || activation == MOE4_ACTIVATION_SWIGLU_OAI ||
+                          activation == MOE4_ACTIVATION_SITU;
 
 /* The narrowest width that holds the item's tokens. */
 template <kind k, moe4_activation activation, int N, int... wider>
@@ -350,13 +270,14 @@ static __device__ __forceinline__ void consume(const fp8_call &call, const gemm_
     ring_position<k> at;
     for (uint32_t v_parity = 0; !items.is_over(); v_parity ^= 1) {
         const gemm_item item = next;
-        items.advance();
+        items.advance(ring);
+        items.index = __shfl_sync(~0u, items.index, 0); /* one for the whole warp, as at.stage */
         next = items.load(call);
-        if constexpr (activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU || k == DOWN)
-            consume_narrowest<k, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, FP8_MAX_ROWS>(call, ring, at, item,
-                                                                                                v_parity);
-        else /* rare: fewer kernels to compile */
-            consume_narrowest<k, activation, 16, NARROW, MIDDLE, FP8_MAX_ROWS>(call, ring, at, item, v_parity);
+        if constexpr (is_usual<k, activation>)
+            consume_narrowest<k, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 200, 224, 240, 256,
+                              FP8_MAX_ROWS>(call, ring, at, item, v_parity);
+        else
+            consume_narrowest<k, activation, 16, 80, NARROW, 144, 192, FP8_MAX_ROWS>(call, ring, at, item, v_parity);
         const int tile = min(next.group * n_passes * G, call.n_tiles - 1);
         prefetch(call.tile_base + (int64_t)next.tokens.l * call.n_tiles + tile);
     }
@@ -374,7 +295,9 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
                             stages + size::v,
                             stages + size::x_scales,
                             barriers + 2 * size::stages * 8,
-                            barriers + (2 * size::stages + 1) * 8};
+                            barriers + (2 * size::stages + 1) * 8,
+                            barriers + (2 * size::stages + 2) * 8,
+                            barriers + (2 * size::stages + 2 + CLAIMS) * 8};
     if (threadIdx.x == 0) {
         for (int s = 0; s < size::stages; s++) {
             barrier_init(ring.full + s * 8, k == DOWN ? 2 + ROLE_THREADS : 2);
@@ -382,6 +305,7 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
         }
         barrier_init(ring.v_full, G * WARPGROUP);
         barrier_init(ring.v_empty, ROLE_THREADS);
+        for (int i = 0; i < CLAIMS; i++) barrier_init(ring.claimed + i * 8, 1);
         barrier_init_fence();
     }
     if (!call.tiles_are_old) wait_for_predecessors();

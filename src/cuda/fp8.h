@@ -9,7 +9,7 @@
 
 enum {
     FP8_BLOCK = 128,    /* k whose products are added up before they are promoted; columns of I under one scale */
-    FP8_MAX_ROWS = 144, /* of a token tile */
+    FP8_MAX_ROWS = 288, /* of a token tile */
 };
 
 /* Routed rows in e4m3, as the GEMMs read them: [ceil(K/128)] blocks of [rows][128] codes.  A row's 16-byte chunks are
@@ -32,6 +32,7 @@ struct fp8_call {
     const struct token_tile *token_tiles;
     const int32_t *n_token_tiles;
     int32_t tiles_are_old; /* as in gemm_call */
+    int32_t *claims;       /* how many items blocks have claimed: 0 at first */
 
     struct fp8_rows v; /* gate/up: the intermediate */
     int32_t columns;   /* gate/up: I; down: of out, those to the next even number are written too */

@@ -113,7 +113,10 @@ struct shape {
     const char *name;
     int L, A, H, I;
 };
-const shape shapes[] = {{"oss120b", 128, 4, 2880, 2880}, {"oss20b", 32, 4, 2880, 2880}, {"dsv3", 256, 8, 7168, 2048}};
+const shape shapes[] = {{"oss120b", 128, 4, 2880, 2880},
+                        {"oss20b", 32, 4, 2880, 2880},
+                        {"dsv3", 256, 8, 7168, 2048},
+                        {"v4flash", 256, 6, 4096, 2048}};
 
 /* The routed rows of T tokens, grouped by expert and cut into tiles of at most N. */
 struct grouping {
@@ -138,16 +141,26 @@ grouping group(const shape &s, int first, int T, int N)
     return g;
 }
 
+enum { MOST_CLAIMS = 64 };
+
 struct bench {
     shape s;
     fp8_call gate_up, down;
     int n_sm;
     int64_t rows;
+    int32_t *claims; /* a launch takes the next */
+    mutable int n_claims;
 };
 
-void launch_kernel(const bench &b, void (*kernel)(fp8_call), int shared_bytes, const fp8_call &call,
-                   cudaStream_t stream)
+void clear_claims(const bench &b, cudaStream_t stream)
 {
+    check(cudaMemsetAsync(b.claims, 0, MOST_CLAIMS * sizeof *b.claims, stream), "claims");
+    b.n_claims = 0;
+}
+
+void launch_kernel(const bench &b, void (*kernel)(fp8_call), int shared_bytes, fp8_call call, cudaStream_t stream)
+{
+    call.claims = b.claims + b.n_claims++;
     check((cudaError_t)launch(kernel, &call, b.n_sm, fp8::THREADS, shared_bytes, stream), "launch");
 }
 
@@ -189,6 +202,7 @@ fp8_rows rows_of(int64_t rows, int64_t K, bool many_scales)
 bench prepare(const shape &s, int max_T)
 {
     bench b = {s};
+    b.claims = device_array<int32_t>(MOST_CLAIMS);
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, 0), "device");
     b.n_sm = properties.multiProcessorCount;
@@ -259,6 +273,7 @@ outputs run_layer(bench &b, int T, int N)
     check(cudaMemset(b.gate_up.v.codes, 0x7F, b.rows * v_blocks * 128), "poison");
     check(cudaMemset(b.gate_up.v.scales, 0xFF, b.rows * v_blocks * 4), "poison");
     check(cudaMemset(b.down.out, 0xFF, b.rows * b.s.H * 2), "poison");
+    clear_claims(b, 0);
     launch_gate_up(b, b.gate_up, 0);
     launch_down(b, b.down, 0);
     check(cudaDeviceSynchronize(), "run");
@@ -347,7 +362,7 @@ bool check_stages(const bench &b, const outputs &out, const grouping &g)
 bool check_bits(bench &b, int T, const outputs &reference)
 {
     bool all = true;
-    for (int N : {8, 16, 40, 64, 80, 96, 128, 144}) {
+    for (int N : {8, 16, 40, 64, 80, 96, 112, 128, 144, 176, 192, 208, 240, 256, 272}) {
         outputs out = run_layer(b, T, N);
         bool v = out.codes != reference.codes, z = out.z != reference.z;
         if (v || z) std::printf("FAIL bits differ: tiles of %d: v %d z %d\n", N, v, z), all = false;
@@ -400,6 +415,7 @@ void measure_loss(bench &b, pattern p)
     call.n_tiles = n_tiles, call.columns = n_tiles * 64;
     call.token_tiles = device_copy(std::vector<token_tile>{{0, 0, 1}});
     call.n_token_tiles = device_copy(std::vector<int32_t>{1});
+    clear_claims(b, 0);
     launch_down(b, call, 0);
     check(cudaDeviceSynchronize(), "loss");
     std::vector<uint16_t> z = fetch(call.out, bias.size());
@@ -450,6 +466,7 @@ void time_shape(bench &b, int T)
         cudaGraph_t graph;
         cudaGraphExec_t executable;
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+        clear_claims(b, stream);
         for (const device_grouping &d : sets) {
             set_tiles(b, d);
             is_down ? launch_down(b, b.down, stream) : launch_gate_up(b, b.gate_up, stream);

@@ -107,19 +107,19 @@ static __device__ __forceinline__ void produce(const fp8_call &call, const gemm_
     ring_position<k> at;
     item_list<n_passes> items(call);
     gemm_item next = items.load(call);
+    claimer claims(which == WEIGHTS ? call.claims : nullptr);
     while (!items.is_over()) {
         const gemm_item item = next;
-        items.advance();
+        items.advance(ring);
         next = items.load(call); /* long before it is wanted */
         for (int pass = 0; pass < n_passes && has_pass<n_passes>(call, item, pass); pass++) {
             const int first_tile = (item.group * n_passes + pass) * G;
             if (item.tokens.n_rows <= NARROW)
                 fill_pass<k, which, width<NARROW>>(call, ring, at, item.tokens, first_tile);
-            else if (item.tokens.n_rows <= MIDDLE)
-                fill_pass<k, which, width<MIDDLE>>(call, ring, at, item.tokens, first_tile);
             else
                 fill_pass<k, which, width<FP8_MAX_ROWS>>(call, ring, at, item.tokens, first_tile);
         }
+        if (which == WEIGHTS) claims.publish(ring);
     }
 }
 
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void store_codes(const fp8_call &call, const g
 template <int n_passes> static __device__ __forceinline__ void quantise(const fp8_call &call, const gemm_ring &ring)
 {
     uint32_t parity = 0;
-    for (item_list<n_passes> items(call); !items.is_over(); items.advance(), parity ^= 1) {
+    for (item_list<n_passes> items(call); !items.is_over(); items.advance(ring), parity ^= 1) {
         const gemm_item item = items.load(call);
         barrier_wait(ring.v_full, parity);
         const int n_chunks = chunk_count(call, item);

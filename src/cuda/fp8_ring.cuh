@@ -15,29 +15,25 @@ enum : int {
     G = 2, /* consumer warpgroups */
     THREADS = (G + 1) * WARPGROUP,
     ROLE_THREADS = 64, /* of a producers' role that takes two warps */
-    PRODUCER_REGISTERS = 56,
-    CONSUMER_REGISTERS = 224
+    PRODUCER_REGISTERS = 40,
+    CONSUMER_REGISTERS = 232
 };
 
-/* Blocks of 128 k that are multiplied at a time, by the width of the token tile: what is narrow has registers to spare,
- * and waits for less then.  A stage holds as many as it has room for: what a producer does for one takes about 1,000
- * clocks whatever it brings. */
-enum : int { NARROW = 48, MIDDLE = 80, BLOCK_STEPS = FP8_BLOCK / CUDA_STEP_K };
+/* A stage holds two blocks of 128 k if its rows leave room. */
+enum : int { NARROW = 112, BLOCK_STEPS = FP8_BLOCK / CUDA_STEP_K };
 enum : int { BLOCK_BYTES_W = BLOCK_STEPS * CUDA_STEP_BYTES }; /* of one tile's weights */
 
 /* A stage: rows of x, 128 bytes a block, then each warpgroup's packed weights, then the rows' scales. */
 template <int N> struct width {
-    static constexpr int rows = N <= NARROW ? (int)NARROW : N <= MIDDLE ? (int)MIDDLE : (int)FP8_MAX_ROWS; /* room */
-    static constexpr int blocks = N <= MIDDLE ? 2 : 1; /* at a time */
-    static constexpr int groups = N <= NARROW ? 2 : N <= MIDDLE ? 1 : 2;
-    static constexpr int stage_blocks = groups * blocks;
+    static constexpr int rows = N <= NARROW ? (int)NARROW : (int)FP8_MAX_ROWS; /* room */
+    static constexpr int stage_blocks = N <= NARROW ? 2 : 1;
     static constexpr int x_bytes = rows * FP8_BLOCK; /* of a block */
     static constexpr int weights = stage_blocks * x_bytes, tile_bytes = stage_blocks * BLOCK_BYTES_W;
     static constexpr int scales = weights + G * tile_bytes;
     static constexpr int bytes = (scales + stage_blocks * rows * 4 + 1023) / 1024 * 1024;
 };
-enum : int { STAGES = 3, STAGE_BYTES = width<NARROW>::bytes };
-static_assert(width<MIDDLE>::bytes <= STAGE_BYTES && width<FP8_MAX_ROWS>::bytes <= STAGE_BYTES, "the largest");
+enum : int { STAGE_BYTES = width<FP8_MAX_ROWS>::bytes };
+static_assert(width<NARROW>::bytes <= STAGE_BYTES, "the largest");
 
 /* The intermediate of an item as bf16; rows are an odd number of 16-byte units apart, for the banks, and the quantisers
  * keep a row's scale and its reciprocal in the last of them. */
@@ -45,18 +41,20 @@ enum : int { V_PITCH = FP8_BLOCK * 2 + 16, V_BYTES = FP8_MAX_ROWS * V_PITCH };
 
 enum : int { X_SCALE_BYTES = FP8_MAX_ROWS * 4 };
 
+enum : int { CLAIMS = 8 }; /* that are kept: stages and v, which wait for each other, let nobody be six items behind */
+
 enum kind { GATE_UP, DOWN };
 template <kind k> struct ring_size {
-    static constexpr int stages = STAGES;
+    static constexpr int stages = k == DOWN ? 4 : 3;
     static constexpr int v = stages * STAGE_BYTES;                 /* where the intermediate lies */
     static constexpr int x_scales = v + (k == DOWN ? 0 : V_BYTES); /* a copy a consumer warpgroup, of two items */
     static constexpr int barriers = x_scales + (k == DOWN ? 0 : 2 * G * X_SCALE_BYTES);
-    static constexpr int bytes = barriers + (2 * stages + 2) * 8 + 1024;
+    static constexpr int bytes = barriers + (2 * stages + 2 + CLAIMS) * 8 + CLAIMS * 4 + 1024;
     static_assert(bytes <= 227 * 1024, "what a block may have");
 };
 
 struct gemm_ring {
-    uint32_t stages, full, empty, v, x_scales, v_full, v_empty; /* shared addresses */
+    uint32_t stages, full, empty, v, x_scales, v_full, v_empty, claimed, claims; /* shared addresses */
 };
 
 template <kind k> struct ring_position {
@@ -78,9 +76,11 @@ struct gemm_item {
     int group; /* of n_passes * G tiles */
 };
 
-/* The items of a block. */
+/* The items of a block: the first two by its number, the others as its weights' producer claims them, so that blocks
+ * whose items take longer get fewer. */
 template <int n_passes> struct item_list {
     int groups, n, index;
+    uint32_t turn = 0;
 
     __device__ __forceinline__ item_list(const fp8_call &call)
     {
@@ -92,14 +92,41 @@ template <int n_passes> struct item_list {
     {
         return index >= n;
     }
-    __device__ __forceinline__ void advance()
+    __device__ __forceinline__ void advance(const gemm_ring &ring)
     {
-        index += (int)gridDim.x;
+        turn++;
+        if (turn == 1) {
+            index += (int)gridDim.x;
+        } else {
+            const uint32_t slot = turn % CLAIMS;
+            barrier_wait(ring.claimed + slot * 8, (turn - 2) / CLAIMS & 1);
+            index = (int)load_shared_4(ring.claims + slot * 4);
+        }
     }
     __device__ __forceinline__ gemm_item load(const fp8_call &call) const
     {
         const int at = min(index, n - 1); /* past the end, too, for whoever reads ahead */
         return {call.token_tiles[max(at, 0) / groups], at % groups};
+    }
+};
+
+/* Claims the item after the next, and leaves it where the block finds it, long after it was asked for. */
+struct claimer {
+    int32_t *counter;
+    uint32_t turn = 2;
+    int claimed;
+
+    __device__ __forceinline__ explicit claimer(int32_t *counter) : counter(counter), claimed(claim()) {}
+    __device__ __forceinline__ int claim() const
+    {
+        return counter ? atomicAdd(counter, 1) + 2 * (int)gridDim.x : 0;
+    }
+    __device__ __forceinline__ void publish(const gemm_ring &ring)
+    {
+        const uint32_t slot = turn++ % CLAIMS;
+        store_shared_4(ring.claims + slot * 4, claimed);
+        barrier_arrive(ring.claimed + slot * 8);
+        claimed = claim();
     }
 };
 

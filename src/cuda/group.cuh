@@ -57,6 +57,7 @@ static __device__ void cut_tiles(const group_call &call, const Counts &counts, i
     if (threadIdx.x) return;
     call.n_tiles[exact] = before.tiles;
     *call.n_rows = before.rows;
+    call.claims[0] = call.claims[1] = 0;
     if (call.n_rows_copy) *call.n_rows_copy = before.rows;
 }
 

@@ -82,6 +82,7 @@ struct group_call {
     struct token_tile *tiles, *exact_tiles; /* by the experts' kernel; the latter NULL where no expert is exact */
     int32_t *n_tiles;                       /* [2] */
     int32_t *n_rows;
+    int32_t *claims;       /* [2] set to 0, for fp8's GEMMs */
     int64_t *n_rows_copy;  /* NULL = not wanted */
     int64_t *output_rows;  /* [L] of the rows that follow; moves past this chunk's.  NULL = rows lie as they are */
     int64_t *row_output;   /* [R] row of the optional outputs for each routed row */

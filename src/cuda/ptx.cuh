@@ -224,26 +224,10 @@ static __device__ __forceinline__ void store_4_if(bool wanted, void *to, uint32_
                  : "memory");
 }
 
-static __device__ __forceinline__ void store_shared_2_if(bool wanted, uint32_t address, uint16_t v)
+/* The lower half. */
+static __device__ __forceinline__ void store_shared_2(uint32_t address, uint32_t v)
 {
-    asm volatile("{\n"
-                 ".reg .pred wanted;\n"
-                 "setp.ne.b32 wanted, %0, 0;\n"
-                 "@wanted st.shared.u16 [%1], %2;\n"
-                 "}" ::"r"((int)wanted),
-                 "r"(address), "h"(v)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void store_shared_4_if(bool wanted, uint32_t address, uint32_t v)
-{
-    asm volatile("{\n"
-                 ".reg .pred wanted;\n"
-                 "setp.ne.b32 wanted, %0, 0;\n"
-                 "@wanted st.shared.u32 [%1], %2;\n"
-                 "}" ::"r"((int)wanted),
-                 "r"(address), "r"(v)
-                 : "memory");
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
 static __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v)
