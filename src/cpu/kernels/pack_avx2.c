@@ -57,5 +57,7 @@ static inline void stream_end(void)
     _mm_sfence();
 }
 
-#define PACK_ROWS pack_rows_avx2
+#define PACK_ROWS  pack_rows_avx2
+#define PACK_RUN   64
+#define PACK_AHEAD (4 * LINE_BYTES)
 #include "cpu/kernels/pack_template.h"

@@ -58,5 +58,7 @@ static inline void stream_end(void)
     _mm_sfence();
 }
 
-#define PACK_ROWS pack_rows_avx512
+#define PACK_ROWS  pack_rows_avx512
+#define PACK_RUN   GROUP_BLOCKS
+#define PACK_AHEAD (2 * LINE_BYTES)
 #include "cpu/kernels/pack_template.h"

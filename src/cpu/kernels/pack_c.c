@@ -49,5 +49,7 @@ static inline void stream_line(void *out, const void *line)
 
 static inline void stream_end(void) {}
 
-#define PACK_ROWS pack_rows_c
+#define PACK_ROWS  pack_rows_c
+#define PACK_RUN   GROUP_BLOCKS
+#define PACK_AHEAD (2 * LINE_BYTES)
 #include "cpu/kernels/pack_template.h"

@@ -2,15 +2,16 @@
  *
  *   pack_subtile  64 bytes of each of 16 rows, which are GROUP_BLOCKS blocks, to the code lines of these blocks
  *   stream_line   64 aligned bytes to memory, past the caches if there is a way
- *   stream_end    after the last of them */
+ *   stream_end    after the last of them
+ *   PACK_RUN      blocks of 16 rows that are packed before those of the next 16: whole groups, and scales' blocks or
+ * fewer PACK_AHEAD    bytes ahead of their use that each row's codes are asked for; the hardware foresees too little */
 #include <string.h>
 
 #include "base/mxfp4.h"
 
 enum {
     SCALE_BLOCKS = 16, /* blocks whose scales are transposed together: 16 bytes of every row */
-    UNIT_SCALE = 127,
-    PREFETCH_BYTES = 2 * LINE_BYTES /* of each row; there are too many rows for the hardware to foresee */
+    UNIT_SCALE = 127
 };
 
 /* Where n blocks of a subtile's rows from block b on can be read as GROUP_BLOCKS: where they are, or copied to the
@@ -21,7 +22,7 @@ static inline void find_rows(const uint8_t *const rows[SUBTILE_ROWS], int64_t b,
     for (int i = 0; i < SUBTILE_ROWS; i++) {
         if (rows[i] && n == GROUP_BLOCKS) {
             codes[i] = rows[i] + b * BLOCK_BYTES;
-            __builtin_prefetch(codes[i] + PREFETCH_BYTES, 0, 2);
+            __builtin_prefetch(codes[i] + PACK_AHEAD, 0, 2);
             continue;
         }
         memset(copies[i], 0, LINE_BYTES);
@@ -75,34 +76,37 @@ static inline uint8_t finish_scales(uint8_t scales[PANEL_ROWS], const uint8_t is
     return is_extreme;
 }
 
-/* The codes of n blocks from block b on, n <= GROUP_BLOCKS, of all rows. */
-static inline void pack_codes(const struct panel_rows *rows, int64_t b, int64_t n, uint8_t *packed,
-                              uint8_t is_zero[GROUP_BLOCKS][PANEL_ROWS])
+/* The codes of n blocks from block b on, n <= GROUP_BLOCKS, of 16 rows from `row` on. */
+static inline void pack_codes(const struct panel_rows *rows, int32_t row, int64_t b, int64_t n, uint8_t *packed,
+                              uint8_t is_zero[][PANEL_ROWS])
 {
     uint32_t lines[GROUP_BLOCKS][4][SUBTILE_ROWS] __attribute__((aligned(LINE_BYTES)));
-    for (int32_t row = 0; row < PANEL_ROWS; row += SUBTILE_ROWS) {
-        uint8_t copies[SUBTILE_ROWS][LINE_BYTES], *out = packed + CODES_OFFSET + row / SUBTILE_ROWS * SUBTILE_BYTES;
-        const uint8_t *codes[SUBTILE_ROWS];
-        find_rows(&rows->codes[row], b, n, copies, codes);
-        pack_subtile(codes, lines);
-        for (int i = 0; i < GROUP_BLOCKS; i++) find_zeros((const uint32_t(*)[SUBTILE_ROWS])lines[i], &is_zero[i][row]);
-        for (int64_t i = 0; i < n; i++)
-            for (int line = 0; line < 4; line++)
-                stream_line(out + i * PANEL_BLOCK_BYTES + line * LINE_BYTES, lines[i][line]);
-    }
+    uint8_t copies[SUBTILE_ROWS][LINE_BYTES], *out = packed + CODES_OFFSET + row / SUBTILE_ROWS * SUBTILE_BYTES;
+    const uint8_t *codes[SUBTILE_ROWS];
+    find_rows(&rows->codes[row], b, n, copies, codes);
+    pack_subtile(codes, lines);
+    for (int i = 0; i < GROUP_BLOCKS; i++) find_zeros((const uint32_t(*)[SUBTILE_ROWS])lines[i], &is_zero[i][row]);
+    for (int64_t i = 0; i < n; i++)
+        for (int line = 0; line < 4; line++)
+            stream_line(out + i * PANEL_BLOCK_BYTES + line * LINE_BYTES, lines[i][line]);
 }
 
 int PACK_ROWS(const struct panel_rows *rows, int64_t n_blocks, uint8_t *packed)
 {
     uint8_t scales[SCALE_BLOCKS][PANEL_ROWS] __attribute__((aligned(LINE_BYTES)));
-    uint8_t is_zero[GROUP_BLOCKS][PANEL_ROWS], is_extreme = 0;
-    for (int64_t b = 0; b < n_blocks; b += GROUP_BLOCKS) {
-        int64_t left = n_blocks - b, n = left < GROUP_BLOCKS ? left : GROUP_BLOCKS;
-        if (b % SCALE_BLOCKS == 0) pack_scales(rows, b, left < SCALE_BLOCKS ? left : SCALE_BLOCKS, scales);
-        pack_codes(rows, b, n, packed, is_zero);
-        for (int64_t i = 0; i < n; i++, packed += PANEL_BLOCK_BYTES) {
-            is_extreme |= finish_scales(scales[b % SCALE_BLOCKS + i], is_zero[i]);
-            stream_line(packed, scales[b % SCALE_BLOCKS + i]);
+    uint8_t is_zero[PACK_RUN][PANEL_ROWS], is_extreme = 0;
+    for (int64_t run = 0; run < n_blocks; run += PACK_RUN) {
+        const int64_t end = n_blocks - run < PACK_RUN ? n_blocks : run + PACK_RUN;
+        for (int32_t row = 0; row < PANEL_ROWS; row += SUBTILE_ROWS)
+            for (int64_t b = run; b < end; b += GROUP_BLOCKS)
+                pack_codes(rows, row, b, end - b < GROUP_BLOCKS ? end - b : GROUP_BLOCKS,
+                           packed + b * PANEL_BLOCK_BYTES, is_zero + (b - run));
+        for (int64_t b = run; b < end; b++) {
+            const int64_t left = n_blocks - b;
+            uint8_t *line = scales[b % SCALE_BLOCKS];
+            if (b % SCALE_BLOCKS == 0) pack_scales(rows, b, left < SCALE_BLOCKS ? left : SCALE_BLOCKS, scales);
+            is_extreme |= finish_scales(line, is_zero[b - run]);
+            stream_line(packed + b * PANEL_BLOCK_BYTES, line);
         }
     }
     stream_end();
