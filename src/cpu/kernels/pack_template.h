@@ -3,8 +3,8 @@
  *   pack_subtile  64 bytes of each of 16 rows, which are GROUP_BLOCKS blocks, to the code lines of these blocks
  *   stream_line   64 aligned bytes to memory, past the caches if there is a way
  *   stream_end    after the last of them
- *   PACK_RUN      blocks of 16 rows that are packed before those of the next 16: whole groups, and scales' blocks or
- * fewer PACK_AHEAD    bytes ahead of their use that each row's codes are asked for; the hardware foresees too little */
+ *   PACK_RUN      whole groups: blocks of 16 rows that are packed before those of the next 16
+ *   PACK_AHEAD    bytes ahead of their use that a row's codes are asked for; the hardware foresees too little */
 #include <string.h>
 
 #include "base/mxfp4.h"
