@@ -17,6 +17,7 @@
 #define MOE4_CUDA_GEMM_CUH
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/decode.cuh"
 #include "cuda/epilogue.cuh"
@@ -25,60 +26,53 @@
 #include "cuda/ptx.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { WARPGROUP = 128, STAGES = 3 };
+enum { WARPGROUP = 128 };
 
-/* What a block is made of: consumer warpgroups, registers of both kinds, the most rows of a token tile, steps a stage
- * and steps a group of wgmma by its width.  What is narrow is bound by decoding and synchronisation and has registers
- * to spare: for larger groups, or for one more warpgroup. */
+template <int...> struct width_list {
+};
+
+/* What a block is made of: consumer warpgroups, registers of both kinds, the most rows of a token tile, steps a stage,
+ * stages, and widths of instructions.  What is narrow is bound by decoding and synchronisation and has registers to
+ * spare for one more warpgroup. */
 struct wide_block {
     static constexpr int consumers = 3, producer_registers = 56, consumer_registers = 152, rows = MAX_TOKENS;
-    static constexpr int steps(int width)
-    {
-        return width <= NARROW_TOKENS ? 4 : 2;
-    }
-    static constexpr int group(int width)
-    {
-        return width <= NARROW_TOKENS ? 2 : 1;
-    }
+    static constexpr int steps = 2, stages = 4;
+    static constexpr bool rest_is_last = true;
+    using widths = width_list<16, 32, 48, 64, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, MAX_TOKENS>;
+    using few_widths = width_list<16, 48, NARROW_TOKENS, 112, MAX_TOKENS>;
 };
 
 struct narrow_block {
     static constexpr int consumers = 4, producer_registers = 64, consumer_registers = 104, rows = NARROW_TOKENS;
-    static constexpr int steps(int)
-    {
-        return 4;
-    }
-    static constexpr int group(int)
-    {
-        return 1;
-    }
+    static constexpr int steps = 4, stages = 3;
+    static constexpr bool rest_is_last = false;
+    using widths = width_list<8, 16, 24, 32, 40, 48, 56, 64, 72, NARROW_TOKENS>;
+    using few_widths = width_list<16, 48, NARROW_TOKENS>;
 };
 
 template <class Block> constexpr int gemm_threads = (Block::consumers + 1) * WARPGROUP;
 
-/* A stage: rows of x, 128 bytes a step, then each warpgroup's packed weights.  Stages of few steps hold more rows. */
-template <class Block, int N> struct width {
-    static constexpr int steps = Block::steps(N), group = Block::group(N);
-    static constexpr int rows = N <= NARROW_TOKENS ? (int)NARROW_TOKENS : Block::rows; /* that a stage has room for */
-    static constexpr int x_bytes = rows * 128;                                         /* of a step */
-    static constexpr int weights = steps * x_bytes;                                    /* where they begin */
-    static constexpr int bytes = weights + Block::consumers * steps * CUDA_STEP_BYTES;
-    static_assert(steps / group % 2 == 0, "groups alternate between two sets of registers");
+/* A stage: rows of x, 128 bytes a step, then each warpgroup's packed weights. */
+template <class Block> struct stage_layout {
+    static constexpr int x_bytes = Block::rows * 128;                 /* of a step */
+    static constexpr int weights = Block::steps * x_bytes;            /* where they begin */
+    static constexpr int tile_bytes = Block::steps * CUDA_STEP_BYTES; /* of a warpgroup */
+    static constexpr int bytes = (weights + Block::consumers * tile_bytes + 1023) / 1024 * 1024;
+    static_assert(Block::steps % 2 == 0, "steps alternate between two sets of registers");
 };
 
 template <class Block>
-constexpr int stage_bytes = (std::max(width<Block, 8>::bytes, width<Block, Block::rows>::bytes) + 1023) / 1024 * 1024;
-template <class Block> constexpr int gemm_shared_bytes = STAGES *stage_bytes<Block> + 1024 + STAGES * 16;
+constexpr int gemm_shared_bytes = Block::stages *stage_layout<Block>::bytes + 1024 + Block::stages * 16;
 
 struct gemm_ring {
     uint32_t stages, full, empty; /* shared addresses: the ring and its barriers */
 };
 
-struct ring_position {
+template <class Block> struct ring_position {
     uint32_t stage = 0, parity = 0;
     __device__ __forceinline__ void advance()
     {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (++stage == Block::stages) stage = 0, parity ^= 1;
     }
 };
 
@@ -88,17 +82,22 @@ struct gemm_item {
     int first_tile, n_tiles;
 };
 
-/* A call's items in the order in which blocks take them, all blocks a round.  What is left for the last round and would
- * not occupy half of them is cut into parts. */
+/* A call's items in the order in which blocks take them, all blocks a round.  Weight tiles that are too few for all
+ * consumers come last where that evens what blocks have to do; narrow blocks wait for memory, and wait less when some
+ * are ahead of others.  What is left for the last round and would not occupy half of the blocks is cut into parts. */
 struct gemm_items {
-    int groups, n_whole, parts, n;
+    int groups, n_grouped; /* items of a token tile, and of all token tiles, that come together */
+    int n_whole, parts, n;
 };
 
 template <class Block> static __device__ __forceinline__ gemm_items items_of(const gemm_call &call)
 {
-    const int groups = (call.n_tiles + Block::consumers - 1) / Block::consumers, n = *call.n_token_tiles * groups;
+    const int rest_tiles = call.n_tiles % Block::consumers, n_token_tiles = *call.n_token_tiles;
+    const int groups = call.n_tiles / Block::consumers + (rest_tiles && !Block::rest_is_last);
+    const int n_grouped = n_token_tiles * groups,
+              n = n_grouped + (rest_tiles && Block::rest_is_last ? n_token_tiles : 0);
     const int rest = n % gridDim.x, parts = rest ? min(Block::consumers, gridDim.x / rest) : 1;
-    return {groups, n - rest, parts, n - rest + rest * parts};
+    return {groups, n_grouped, n - rest, parts, n - rest + rest * parts};
 }
 
 template <class Block>
@@ -112,8 +111,10 @@ static __device__ __forceinline__ gemm_item item_at(const gemm_call &call, const
         most = min(most, Block::consumers - first);
         index = items.n_whole + (index - items.n_whole) / items.parts;
     }
-    first += index % items.groups * Block::consumers;
-    return {call.token_tiles[index / items.groups], first, min(most, call.n_tiles - first)};
+    const bool is_grouped = !Block::rest_is_last || index < items.n_grouped;
+    const int token_tile = is_grouped ? index / items.groups : index - items.n_grouped;
+    first += (is_grouped ? index - token_tile * items.groups : items.groups) * Block::consumers;
+    return {call.token_tiles[token_tile], first, min(most, call.n_tiles - first)};
 }
 
 /* ---- Producers -------------------------------------------------------------------------------------------------- */
@@ -159,85 +160,70 @@ static __device__ __forceinline__ fill_source<Block> source_of(const gemm_call &
 }
 
 /* The steps of a stage; zeros where K is over. */
-template <class Block, class W, int passes>
+template <class Block, int passes>
 static __device__ __forceinline__ void fill_x(const gemm_call &call, fill_source<Block> &from, int first_step,
                                               uint32_t stage)
 {
-    constexpr int steps = W::steps;
-    uint32_t valid[steps];
+    uint32_t valid[Block::steps];
 #pragma unroll
-    for (int s = 0; s < steps; s++)
+    for (int s = 0; s < Block::steps; s++)
         valid[s] = (first_step + s) * CUDA_STEP_K + (int)threadIdx.x % 8 * 8 < call.K ? 16 : 0;
 #pragma unroll
     for (int p = 0; p < passes; p++) {
 #pragma unroll
-        for (int s = 0; s < steps; s++)
-            copy16_if(p < from.n_passes, stage + from.to + s * W::x_bytes + p * GATHER_ROWS * 128,
+        for (int s = 0; s < Block::steps; s++)
+            copy16_if(p < from.n_passes, stage + from.to + s * stage_layout<Block>::x_bytes + p * GATHER_ROWS * 128,
                       from.x[p] + s * CUDA_STEP_K, valid[s]);
-        from.x[p] += steps * CUDA_STEP_K;
+        from.x[p] += Block::steps * CUDA_STEP_K;
     }
 }
 
-/* Zeros for the missing steps of one warpgroup's weights. */
-static __device__ __forceinline__ void fill_zeros(const gemm_call &call, uint32_t to, int bytes)
-{
-#pragma unroll 1
-    for (int at = (int)threadIdx.x * 16; at < bytes; at += WARPGROUP * 16) copy16_if(true, to + at, call.weights, 0);
-}
-
 /* One thread's bulk copies of all warpgroups' weights of a stage. */
-template <class Block, class W>
+template <class Block>
 static __device__ __forceinline__ void fill_weights(const gemm_call &call, const gemm_ring &ring,
                                                     fill_source<Block> &from, int stage, int step)
 {
-    const int left = call.n_steps - step;
-    const uint32_t full = ring.full + stage * 8, bytes = (left < W::steps ? left : W::steps) * CUDA_STEP_BYTES;
+    using layout = stage_layout<Block>;
+    const uint32_t full = ring.full + stage * 8, bytes = min(call.n_steps - step, Block::steps) * CUDA_STEP_BYTES;
     barrier_expect(full, from.n_tiles * bytes);
 #pragma unroll
     for (int w = 0; w < Block::consumers; w++) {
         if (w < from.n_tiles)
-            bulk_copy(ring.stages + stage * stage_bytes<Block> + W::weights + w * W::steps * CUDA_STEP_BYTES,
-                      from.weights[w], bytes, full);
-        from.weights[w] += W::steps * CUDA_STEP_BYTES;
+            bulk_copy(ring.stages + stage * layout::bytes + layout::weights + w * layout::tile_bytes, from.weights[w],
+                      bytes, full);
+        from.weights[w] += layout::tile_bytes;
     }
 }
 
 /* All stages of an item of up to 16 * passes rows. */
-template <class Block, class W, int passes>
-static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+template <class Block, int passes>
+static __device__ __forceinline__ void fill_item(const gemm_call &call, const gemm_ring &ring, ring_position<Block> &at,
                                                  const gemm_item &item, head_start &ahead)
 {
-    constexpr int tile_bytes = W::steps * CUDA_STEP_BYTES;
-    static_assert(passes <= W::rows / GATHER_ROWS);
+    static_assert(passes <= Block::rows / GATHER_ROWS);
     fill_source<Block> from = source_of<Block>(call, item);
     if (ahead.wanted) { /* the block's first item: every stage is empty */
-        for (int step = 0; step < call.n_steps && ahead.n_stages < STAGES; step += W::steps, ahead.n_stages++)
-            if (threadIdx.x == 0) fill_weights<Block, W>(call, ring, from, ahead.n_stages, step);
+        for (int step = 0; step < call.n_steps && ahead.n_stages < Block::stages;
+             step += Block::steps, ahead.n_stages++)
+            if (threadIdx.x == 0) fill_weights<Block>(call, ring, from, ahead.n_stages, step);
         wait_for_predecessors();
         ahead.wanted = false;
     }
-    for (int step = 0; step < call.n_steps; step += W::steps, at.advance()) {
-        const uint32_t stage = ring.stages + at.stage * stage_bytes<Block>, full = ring.full + at.stage * 8;
-        const int left = call.n_steps - step, bytes = left < W::steps ? left * CUDA_STEP_BYTES : tile_bytes;
+    for (int step = 0; step < call.n_steps; step += Block::steps, at.advance()) {
         barrier_wait(ring.empty + at.stage * 8, at.parity ^ 1);
         if (ahead.n_stages > 0)
             ahead.n_stages--;
         else if (threadIdx.x == 0)
-            fill_weights<Block, W>(call, ring, from, at.stage, step);
-        fill_x<Block, W, passes>(call, from, step, stage);
-        if constexpr (W::group > 1) { /* steps that are multiplied together, but are not there */
-#pragma unroll
-            for (int w = 0; w < Block::consumers; w++)
-                fill_zeros(call, stage + W::weights + w * tile_bytes + bytes, tile_bytes - bytes);
-        }
-        copies_arrive(full);
+            fill_weights<Block>(call, ring, from, at.stage, step);
+        fill_x<Block, passes>(call, from, step, ring.stages + at.stage * stage_layout<Block>::bytes);
+        copies_arrive(ring.full + at.stage * 8);
     }
 }
 
 /* With no more passes than it takes: one that copies nothing takes its time all the same. */
 template <class Block, int passes, int... more>
-static __device__ __forceinline__ void fill_least(const gemm_call &call, const gemm_ring &ring, ring_position &at,
-                                                  const gemm_item &item, head_start &ahead)
+static __device__ __forceinline__ void fill_least(const gemm_call &call, const gemm_ring &ring,
+                                                  ring_position<Block> &at, const gemm_item &item, head_start &ahead)
 {
     if constexpr (sizeof...(more) > 0) {
         if (item.tokens.n_rows > passes * GATHER_ROWS) {
@@ -245,12 +231,12 @@ static __device__ __forceinline__ void fill_least(const gemm_call &call, const g
             return;
         }
     }
-    fill_item<Block, width<Block, passes * GATHER_ROWS>, passes>(call, ring, at, item, ahead);
+    fill_item<Block, passes>(call, ring, at, item, ahead);
 }
 
-template <class Block> static __device__ void produce(const gemm_call &call, const gemm_ring &ring)
+template <class Block> static __device__ __forceinline__ void produce(const gemm_call &call, const gemm_ring &ring)
 {
-    ring_position at;
+    ring_position<Block> at;
     head_start ahead = {call.tiles_are_old != 0, 0};
     const gemm_items items = items_of<Block>(call);
     for (int index = blockIdx.x; index < items.n; index += gridDim.x) {
@@ -273,35 +259,17 @@ static __device__ __forceinline__ int consumer(void)
     return __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1; /* so that the compiler sees that warps branch whole */
 }
 
-template <class Block, int N>
-static __device__ __forceinline__ void decode_group(uint32_t weights, uint32_t (&a)[width<Block, N>::group][16])
+static __device__ __forceinline__ void decode_at(uint32_t step, uint32_t (&a)[16])
 {
     const int thread = threadIdx.x % WARPGROUP;
-#pragma unroll
-    for (int s = 0; s < width<Block, N>::group; s++) {
-        uint32_t step = weights + s * CUDA_STEP_BYTES;
-        uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
-        uint32_t scales = load_shared_4(step + thread / 4 * 4);
-        decode_step(codes, scales, a[s]);
-    }
-}
-
-template <class Block, int N>
-static __device__ __forceinline__ void multiply_group(float (&d)[N / 2], uint32_t (&a)[width<Block, N>::group][16],
-                                                      uint64_t b)
-{
-#pragma unroll
-    for (int i = 0; i < width<Block, N>::group * 16; i++)
-        asm volatile("" : "+r"(a[i / 16][i % 16])); /* decoded by now */
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < width<Block, N>::group * 4; i++)
-        wgmma<N>(d, a[i / 4] + i % 4 * 4, b + i / 4 * (width<Block, N>::x_bytes / 16) + i % 4 * 2);
-    wgmma_commit();
+    uint4 codes = load_shared_16(step + CUDA_STEP_SCALES + thread * 16);
+    uint32_t scales = load_shared_4(step + thread / 4 * 4);
+    decode_step(codes, scales, a);
 }
 
 /* Until the stage is full, by whichever way its bytes came. */
-static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position &at)
+template <class Block>
+static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const ring_position<Block> &at)
 {
     barrier_wait(ring.full + at.stage * 8, at.parity);
     async_proxy_fence();
@@ -309,36 +277,36 @@ static __device__ __forceinline__ void await_stage(const gemm_ring &ring, const 
 
 /* All of K for one item. */
 template <class Block, int N>
-static __device__ __forceinline__ void multiply(const gemm_call &call, const gemm_ring &ring, ring_position &at,
+static __device__ __forceinline__ void multiply(const gemm_call &call, const gemm_ring &ring, ring_position<Block> &at,
                                                 float (&d)[N / 2])
 {
-    using W = width<Block, N>;
-    constexpr int groups = W::steps / W::group, group_bytes = W::group * CUDA_STEP_BYTES;
-    const int n_stages = (call.n_steps + W::steps - 1) / W::steps;
-    const uint32_t own = ring.stages + W::weights + consumer() * W::steps * CUDA_STEP_BYTES;
-    uint32_t a[2][W::group][16];
+    using layout = stage_layout<Block>;
+    constexpr int steps = Block::steps;
+    const int n_stages = (call.n_steps + steps - 1) / steps;
+    const uint32_t own = ring.stages + layout::weights + consumer() * layout::tile_bytes;
+    uint32_t a[2][16];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) d[i] = 0.0f;
     at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
     await_stage(ring, at);
-    decode_group<Block, N>(own + at.stage * stage_bytes<Block>, a[0]);
+    decode_at(own + at.stage * layout::bytes, a[0]);
     for (int n = 0; n < n_stages; n++) {
-        const uint32_t weights = own + at.stage * stage_bytes<Block>, empty = ring.empty + at.stage * 8;
-        const uint64_t b = wgmma_operand(ring.stages + at.stage * stage_bytes<Block>);
+        const uint32_t weights = own + at.stage * layout::bytes, empty = ring.empty + at.stage * 8;
+        const uint64_t b = wgmma_operand(ring.stages + at.stage * layout::bytes);
 #pragma unroll
-        for (int i = 0; i < groups; i++) {
-            multiply_group<Block, N>(d, a[i % 2], b + i * W::group * (W::x_bytes / 16));
-            if (i + 1 < groups) {
-                decode_group<Block, N>(weights + (i + 1) * group_bytes, a[(i + 1) % 2]);
+        for (int i = 0; i < steps; i++) {
+            multiply_step<N>(d, a[i % 2], b + i * (layout::x_bytes / 16));
+            if (i + 1 < steps) {
+                decode_at(weights + (i + 1) * CUDA_STEP_BYTES, a[(i + 1) % 2]);
             } else {
                 at.advance();
                 if (n + 1 < n_stages) {
                     await_stage(ring, at);
-                    decode_group<Block, N>(own + at.stage * stage_bytes<Block>, a[0]);
+                    decode_at(own + at.stage * layout::bytes, a[0]);
                 }
             }
             wgmma_wait<0>();
-            if ((n * groups + i + 1) * W::group >= call.n_steps && i + 1 < groups) {
+            if (n * steps + i + 1 >= call.n_steps && i + 1 < steps) {
                 at.advance();
                 break;
             }
@@ -348,21 +316,21 @@ static __device__ __forceinline__ void multiply(const gemm_call &call, const gem
 }
 
 /* A consumer without a tile lets all stages of an item pass. */
-template <class W>
-static __device__ __forceinline__ void pass(const gemm_call &call, const gemm_ring &ring, ring_position &at)
+template <class Block>
+static __device__ __forceinline__ void pass(const gemm_call &call, const gemm_ring &ring, ring_position<Block> &at)
 {
-    for (int step = 0; step < call.n_steps; step += W::steps, at.advance()) {
+    for (int step = 0; step < call.n_steps; step += Block::steps, at.advance()) {
         barrier_wait(ring.full + at.stage * 8, at.parity);
         barrier_arrive(ring.empty + at.stage * 8);
     }
 }
 
 template <class Block, int N, moe4_activation activation>
-static __device__ __forceinline__ void consume_item(const gemm_call &call, const gemm_ring &ring, ring_position &at,
-                                                    const gemm_item &item)
+static __device__ __forceinline__ void consume_item(const gemm_call &call, const gemm_ring &ring,
+                                                    ring_position<Block> &at, const gemm_item &item)
 {
     if (consumer() >= item.n_tiles) {
-        pass<width<Block, N>>(call, ring, at);
+        pass(call, ring, at);
         return;
     }
     const strip own = {item.first_tile + consumer(), (int)threadIdx.x / 32 % 4};
@@ -380,32 +348,34 @@ static __device__ __forceinline__ void consume_item(const gemm_call &call, const
 
 /* The narrowest width that holds the item's tokens. */
 template <class Block, moe4_activation activation, int N, int... wider>
-static __device__ __forceinline__ void consume_narrowest(const gemm_call &call, const gemm_ring &ring,
-                                                         ring_position &at, const gemm_item &item)
+static __device__ __forceinline__ void consume_narrowest(width_list<N, wider...>, const gemm_call &call,
+                                                         const gemm_ring &ring, ring_position<Block> &at,
+                                                         const gemm_item &item)
 {
     if constexpr (sizeof...(wider) > 0) {
         if (item.tokens.n_rows > N) {
-            consume_narrowest<Block, activation, wider...>(call, ring, at, item);
+            consume_narrowest<Block, activation>(width_list<wider...>(), call, ring, at, item);
             return;
         }
     }
     consume_item<Block, N, activation>(call, ring, at, item);
 }
 
+/* Rare activations have fewer widths, so that there is less to compile. */
 template <class Block, moe4_activation activation>
-static __device__ void consume(const gemm_call &call, const gemm_ring &ring)
+using widths_of = std::conditional_t<activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU ||
+                                         activation == MOE4_ACTIVATION_IDENTITY,
+                                     typename Block::widths, typename Block::few_widths>;
+
+template <class Block, moe4_activation activation>
+static __device__ __forceinline__ void consume(const gemm_call &call, const gemm_ring &ring)
 {
     const gemm_items items = items_of<Block>(call);
-    ring_position at;
+    ring_position<Block> at;
     for (int index = blockIdx.x; index < items.n; index += gridDim.x) {
         const gemm_item item = item_at<Block>(call, items, index);
-        if (item.n_tiles <= 0) continue;
-        if constexpr (Block::rows > NARROW_TOKENS)
-            consume_narrowest<Block, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, MAX_TOKENS>(call, ring, at,
-                                                                                                       item);
-        else
-            consume_narrowest<Block, activation, 8, 16, 24, 32, 40, 48, 56, 64, 72, NARROW_TOKENS>(call, ring, at,
-                                                                                                   item);
+        if (item.n_tiles > 0)
+            consume_narrowest<Block, activation>(widths_of<Block, activation>(), call, ring, at, item);
     }
 }
 
@@ -414,10 +384,10 @@ __global__ void __launch_bounds__(gemm_threads<Block>, 1) gemm_kernel(const __gr
 {
     extern __shared__ uint8_t shared[];
     const uint32_t stages = (shared_address(shared) + 1023) / 1024 * 1024;
-    const uint32_t barriers = stages + STAGES * stage_bytes<Block>;
-    const gemm_ring ring = {stages, barriers, barriers + STAGES * 8};
+    const uint32_t barriers = stages + Block::stages * stage_layout<Block>::bytes;
+    const gemm_ring ring = {stages, barriers, barriers + Block::stages * 8};
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
+        for (int s = 0; s < Block::stages; s++) {
             barrier_init(ring.full + s * 8, WARPGROUP);
             barrier_init(ring.empty + s * 8, Block::consumers * WARPGROUP);
         }

@@ -37,22 +37,57 @@ template <int warps> static __device__ tile_count scan_block(const tile_count &v
     return before;
 }
 
-/* The tiles of all experts of one kernel, from their counts; every expert's first row on the way. */
+static __device__ __forceinline__ void store_tiles(const tiling &cut, int32_t l, int32_t row, int32_t count,
+                                                   token_tile *tiles)
+{
+    for (int32_t i = 0; i < cut.n; i++) tiles[i] = {l, row + i * cut.rows, min(cut.rows, count - i * cut.rows)};
+}
+
+/* The tiles of all experts of one kernel, from their counts; every expert's first row on the way.  Wide ones
+ * come by width, so that blocks that take every n-th have as much to do. */
 template <int warps, class Counts>
 static __device__ void cut_tiles(const group_call &call, const Counts &counts, int32_t *first_rows, int32_t exact,
                                  token_tile *tiles)
 {
+    constexpr int32_t WIDTHS = MAX_TOKENS / 8;
+    __shared__ int32_t places[WIDTHS]; /* how many tiles each width has, from the widest on; then where the next goes */
+    const bool is_sorted = call.tile_rows > NARROW_TOKENS && call.tile_rows <= MAX_TOKENS; /* fp8's may be wider */
+    const auto cut_of = [&](int32_t l, int32_t count) {
+        const bool is_here = l < call.L && (!call.exact_tiles || call.is_exact[l] == exact);
+        return tile_rows(is_here ? count : 0, call.tile_rows);
+    };
+    if (is_sorted) {
+        __syncthreads(); /* after a call before */
+        if (threadIdx.x < WIDTHS) places[threadIdx.x] = 0;
+        __syncthreads();
+    }
     tile_count before = {0, 0};
     for (int32_t first = 0; first < call.L; first += warps * 32) {
         const int32_t l = first + threadIdx.x, count = l < call.L ? counts[l] : 0;
-        const bool is_here = l < call.L && (!call.exact_tiles || call.is_exact[l] == exact);
-        const tiling cut = tile_rows(is_here ? count : 0, call.tile_rows);
+        const tiling cut = cut_of(l, count);
         tile_count total;
         const tile_count at = before + scan_block<warps>({count, cut.n}, &total);
         if (l < call.L) first_rows[l] = at.rows;
-        for (int32_t i = 0; i < cut.n; i++)
-            tiles[at.tiles + i] = {l, at.rows + i * cut.rows, min(cut.rows, count - i * cut.rows)};
+        if (!is_sorted)
+            store_tiles(cut, l, at.rows, count, tiles + at.tiles);
+        else if (cut.n)
+            atomicAdd(&places[WIDTHS - cut.rows / 8], cut.n);
         before = before + total;
+    }
+    if (is_sorted) {
+        __syncthreads();
+        for (int32_t w = 0, sum = 0; threadIdx.x == 0 && w < WIDTHS; w++) {
+            const int32_t own = places[w];
+            places[w] = sum;
+            sum += own;
+        }
+        __syncthreads();
+        for (int32_t l = threadIdx.x; l < call.L; l += warps * 32) {
+            const int32_t count = counts[l];
+            const tiling cut = cut_of(l, count);
+            if (cut.n)
+                store_tiles(cut, l, first_rows[l], count, tiles + atomicAdd(&places[WIDTHS - cut.rows / 8], cut.n));
+        }
     }
     if (threadIdx.x) return;
     call.n_tiles[exact] = before.tiles;

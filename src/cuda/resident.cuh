@@ -89,16 +89,6 @@ static __device__ __forceinline__ void load_x(const gemm_call &call, const token
 
 /* ---- Sums ------------------------------------------------------------------------------------------------------- */
 
-template <int N> static __device__ __forceinline__ void multiply_step(float (&d)[N / 2], uint32_t (&a)[16], uint64_t b)
-{
-#pragma unroll
-    for (uint32_t &each : a) asm volatile("" : "+r"(each)); /* decoded by now */
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) wgmma<N>(d, a + i * 4, b + i * 2);
-    wgmma_commit();
-}
-
 /* All of K, decoding a step while the one before is multiplied. */
 template <int N, int steps>
 static __device__ __forceinline__ void multiply_resident(const gemm_call &call, resident_ring &at, uint64_t b,
