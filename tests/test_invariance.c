@@ -264,6 +264,55 @@ static void test_without_intermediate(void **state)
     on_every_level(check_without_intermediate);
 }
 
+/* Matrices of several tiles that end within a block of any size, the second pair with so many experts a token that
+ * there are more tiles than a GPU takes at once. */
+static const struct wide {
+    int64_t H, I;
+    int32_t E, A;
+} wide_layers[] = {{800, 544, 6, 3}, {1056, 160, 17, 16}};
+
+/* A first token by itself: its rows are those of a batch. */
+static void check_wide_token(const struct wide *wide, moe4_isa isa, moe4_compute compute, enum route_source routing)
+{
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 21};
+    moe4_layer_config config = layer_config(wide->H, wide->I, wide->E, wide->A);
+    config.n_local_experts = wide->E - 1;
+    config.compute = compute == MOE4_COMPUTE_FP8 ? compute : MOE4_COMPUTE_BF16;
+    moe4_expert *experts = weights_create(&buffers, &config, &weights);
+    moe4_context *context = context_open(isa, 2);
+    moe4_layer *layer = layer_open(context, &config, experts);
+    struct call_plan plan = {.n_tokens = 3, .top_k = wide->A, .routing = routing, .compute = compute, .seed = 22};
+    struct call all = call_create(&buffers, &config, &plan);
+    const uint16_t largest = 0x4348; /* 200, in the last column: a scale that the whole row decides */
+    ((uint16_t *)all.batch.x)[wide->H - 1] = largest;
+    call_must_run(&buffers, context, layer, &all);
+    plan.n_tokens = 1;
+    struct call one = call_create(&buffers, &config, &plan);
+    ((uint16_t *)one.batch.x)[wide->H - 1] = largest;
+    const moe4_result result = one.result;
+    call_must_run(&buffers, context, layer, &one);
+    memset(result.y, 0xA5, one.y_bytes);
+    memset(result.gemm2_rows, 0xA5, (size_t)(one.R * config.hidden_size) * 2);
+    one.result.intermediate = one.result.intermediate_scale = NULL;
+    call_must_run(&buffers, context, layer, &one);
+    one.result = result;
+    call_compare_tokens(&all, 0, &one, 0);
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+}
+
+static void test_wide_token(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 2 * n_levels; i++)
+        for (int compute = 0; compute < n_computes(); compute++) {
+            check_wide_token(&wide_layers[i % 2], levels[i / 2], (moe4_compute)compute, ROUTE_IDS_F32);
+            check_wide_token(&wide_layers[i % 2], levels[i / 2], (moe4_compute)compute, ROUTE_LOGITS_F32);
+        }
+}
+
 static void check_chunks(struct fixture *f, moe4_isa isa)
 {
     (void)isa;
@@ -425,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_tokens_alone),
         cmocka_unit_test(test_random_batches),
         cmocka_unit_test(test_without_intermediate),
+        cmocka_unit_test(test_wide_token),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_relabelled_experts),
         cmocka_unit_test(test_2000_runs),

@@ -189,14 +189,16 @@ struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_ma
 static int run_one(const struct cuda_forward *f, const struct stream_call *stream, moe4_activation activation,
                    int32_t n_blocks)
 {
+    const struct cuda_matrix *matrix = stream->next_weights ? &f->prepared->gate_up : &f->prepared->down;
     struct one_call call = {.stream = *stream,
+                            .tile_base = matrix->tile_base,
                             .route = route_call_of(f),
                             .topk = f->call->topk ? *f->call->topk : (moe4_topk){0},
                             .is_down = !stream->next_weights,
                             .quantizes_x = is_mxfp8(f)};
     call.route.router.n_experts = f->layer->E; /* where the caller routes, the layer may have no router */
     call.route.router.top_k = f->A;
-    return gemm_one(&call, activation, n_blocks, f->stream);
+    return (f->prepared->is_fp8 ? fp8_one : gemm_one)(&call, activation, n_blocks, f->stream);
 }
 
 int32_t block_count(const struct cuda_forward *f, int32_t n_tiles)
@@ -229,7 +231,7 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const 
 
 static int gate_up_stage(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8) return fp8_gate_up_stage(f);
+    if (f->prepared->is_fp8 && !f->is_one) return fp8_gate_up_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->gate_up);
     const int takes_x = is_direct(f) || f->is_one;
     call.x = takes_x ? x_of(f) : f->converted;
@@ -243,7 +245,7 @@ static int gate_up_stage(const struct cuda_forward *f)
 
 static int down_stage(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8) return fp8_down_stage(f);
+    if (f->prepared->is_fp8 && !f->is_one) return fp8_down_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->down);
     call.x = f->intermediate;
     call.ldx = f->layer->I;
@@ -272,8 +274,8 @@ static int is_streamed(const struct cuda_forward *f)
 static int is_one(const struct cuda_forward *f)
 {
     const int is_chosen = f->call->topk ? f->A <= f->layer->L : f->prepared->router.method != MOE4_ROUTING_HASH;
-    return f->batch->n_tokens == 1 && f->is_streamed && f->is_routed_at_once && !f->prepared->is_fp8 && is_chosen &&
-           f->A <= ONE_TOP_K && !f->prepared->n_exact && is_bf16(f);
+    return f->batch->n_tokens == 1 && f->is_streamed && f->is_routed_at_once && is_chosen && f->A <= ONE_TOP_K &&
+           !f->prepared->n_exact && (f->prepared->is_fp8 ? fp8_quantises_late(f) : is_bf16(f));
 }
 
 /* By what was measured (moe4_tune), else by rules that are good everywhere. */

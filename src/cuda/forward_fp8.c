@@ -43,7 +43,7 @@ void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned)
 
 /* So few rows that another kernel, which quantises x, would cost more than it spares, and that gate/up's tiles had
  * better be spread evenly than taken by fours.  Leaves nothing of the intermediate that a caller could have. */
-static int quantises_late(const struct cuda_forward *f)
+int fp8_quantises_late(const struct cuda_forward *f)
 {
     return f->is_streamed && f->tile_rows == STREAM_ROWS && is_direct(f) && !f->result->intermediate &&
            !f->result->intermediate_scale && mean_rows(f) <= 1;
@@ -51,7 +51,7 @@ static int quantises_late(const struct cuda_forward *f)
 
 int fp8_takes_tokens(const struct cuda_forward *f)
 {
-    return f->is_streamed && !quantises_late(f);
+    return f->is_streamed && !fp8_quantises_late(f);
 }
 
 static int few_gate_up(const struct cuda_forward *f)
@@ -64,7 +64,7 @@ static int few_gate_up(const struct cuda_forward *f)
                                    .tile_base = matrix->tile_base,
                                    .x = f->x_rows,
                                    .v = f->v_rows};
-    call.is_bf16 = quantises_late(f);
+    call.is_bf16 = fp8_quantises_late(f);
     call.stream.gemm.x = x_of(f);
     call.stream.gemm.ldx = f->batch->ldx;
     call.stream.gemm.out = f->intermediate;
@@ -81,7 +81,7 @@ static int few_down(const struct cuda_forward *f)
     const struct cuda_matrix *matrix = &f->prepared->down;
     struct fp8_stream_call call = {
         .stream = {.gemm = gemm_call_of(f, matrix)}, .tile_base = matrix->tile_base, .x = f->v_rows};
-    call.is_bf16 = quantises_late(f);
+    call.is_bf16 = fp8_quantises_late(f);
     call.stream.gemm.x = f->intermediate;
     call.stream.gemm.ldx = f->layer->I;
     call.stream.gemm.tiles_are_old = 1;
@@ -95,7 +95,7 @@ static int few_down(const struct cuda_forward *f)
 
 int fp8_gather_stage(const struct cuda_forward *f)
 {
-    if (quantises_late(f)) return 0;
+    if (fp8_quantises_late(f)) return 0;
     const moe4_batch *batch = f->batch;
     const struct fp8_gather_call call = {.T = f->T,
                                          .top_k = f->A,

@@ -38,6 +38,7 @@ struct cuda_forward {
 /* The stages that fp8 compute has of its own (forward_fp8.c). */
 void fp8_place(struct cuda_forward *f);
 void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned); /* tuned: rows of token tiles, 0 = by rule */
+int fp8_quantises_late(const struct cuda_forward *f);           /* rows are those of bf16 compute */
 int fp8_takes_tokens(const struct cuda_forward *f);             /* x quantised, a row a token */
 int fp8_gather_stage(const struct cuda_forward *f);
 int fp8_gate_up_stage(const struct cuda_forward *f);

@@ -1,5 +1,6 @@
 #include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/stream_one.h"
 
 namespace
 {
@@ -17,6 +18,7 @@ int fp8_configure(void)
     int error = allow_shared(down, fp8::ring_size<fp8::DOWN>::bytes);
     if (!error) error = allow_shared<gate_ups>(fp8::ring_size<fp8::GATE_UP>::bytes);
     if (!error) error = fp8_stream_configure();
+    if (!error) error = fp8_one_configure();
     return error ? error : fp8_narrow_configure();
 }
 

@@ -53,6 +53,11 @@ static __device__ __forceinline__ uint4 fp8_chunk(uint4 first, uint4 second, con
             fp8_codes<is_ordinary>(second.z, by) | fp8_codes<is_ordinary>(second.w, by) << 16};
 }
 
+/* Sixteen bf16 of a row. */
+struct chunk16 {
+    uint4 first, second;
+};
+
 /* Sixteen bf16 to sixteen codes; all 0 under a scale that is NaN.  One branch for all of them, so that the compiler can
  * do several at once. */
 static __device__ __forceinline__ uint4 fp8_chunk(uint4 first, uint4 second, const fp8_divisor &by)

@@ -7,11 +7,6 @@ namespace
 
 constexpr int MAX_THREADS = 1024, CHUNK = 16;
 
-/* Columns 16*chunk .. of a token as bf16, times the router's weight where that goes on the input. */
-struct chunk16 {
-    uint4 first, second;
-};
-
 __device__ uint32_t load_pair(const fp8_gather_call &call, int64_t index, const float *weight)
 {
     uint16_t low = bf16_bits(load_float(call.x, call.dtype, index));
@@ -20,6 +15,7 @@ __device__ uint32_t load_pair(const fp8_gather_call &call, int64_t index, const 
     return low | (uint32_t)high << 16;
 }
 
+/* Columns 16*chunk .. of a token as bf16, times the router's weight where that goes on the input. */
 __device__ chunk16 load_chunk(const fp8_gather_call &call, int64_t token, int64_t chunk)
 {
     const int64_t index = token * call.ldx + chunk * CHUNK;

@@ -76,10 +76,6 @@ static __device__ __forceinline__ void load_v(const fp8_stream_call &call, const
 
 /* ---- Rows in bf16 ----------------------------------------------------------------------------------------------- */
 
-struct chunk16 {
-    uint4 first, second;
-};
-
 /* A row of x or of the intermediate. */
 struct source_row {
     const uint16_t *values;

@@ -52,6 +52,12 @@ template <int threads> static __device__ __forceinline__ void barrier_sync(int b
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
 }
 
+/* Counts for the other threads that name this barrier, and goes on. */
+template <int threads> static __device__ __forceinline__ void barrier_arrive_at(int barrier)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+
 /* Makes initialised barriers visible to the copy engine. */
 static __device__ __forceinline__ void barrier_init_fence(void)
 {

@@ -11,10 +11,16 @@
 #include "cuda/stream_one.h"
 
 /* Warps that multiply and that fill rings; one that routes. */
-static constexpr int one_threads(bool is_down, int teams)
+template <class Operands> static constexpr int one_threads(bool is_down, int teams)
 {
-    return teams * (TEAM + 32) + (is_down ? 0 : 32);
+    return teams * TEAM + Operands::fillers(teams) * 32 + (is_down ? 0 : 32);
 }
+
+/* Barriers of a block besides its teams', which have 1 to 4, and 0. */
+enum : int { X_ROW = 5, TILES, TILES_AND_X };
+
+/* As if gate/up had more threads than it has: its registers then leave room for a narrow block of down beside it. */
+enum : int { ONE_GATE_UP_BOUND = 1024 };
 
 /* A token tile for each local expert of the token. */
 struct one_tiles {
@@ -101,97 +107,149 @@ static __device__ void store_routing(const one_call &call, one_choice &choice, c
     if (lane < route.router.top_k) route.group.row_map[lane] = row;
 }
 
-/* ---- x ---------------------------------------------------------------------------------------------------------- */
+/* ---- Operands in bf16 ------------------------------------------------------------------------------------------- */
 
-/* The token's row to shared memory, as it is or as what its codes are worth; k past the end as zeros. */
-template <int threads> static __device__ __forceinline__ void load_x(uint32_t to, const gemm_call &call, bool quantizes)
-{
-    for (int32_t chunk = threadIdx.x; chunk < call.n_steps * 8; chunk += threads) {
-        values v = {};
-        if (chunk * 8 < call.K) {
-            const uint4 words = *(const uint4 *)(call.x + chunk * 8);
-            v = {{words.x, words.y, words.z, words.w}};
-            if (quantizes) v = worth_of_codes(quantize(v));
-        }
-        store_shared_16(to + chunk * 16, {v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]});
+/* How a row of x or of v' comes into shared memory, and what teams make of it; fp8_one.cuh has the other kind. */
+struct bf16_operands {
+    static __host__ __device__ constexpr int fillers(int teams)
+    {
+        return teams;
     }
-}
 
-/* Zeros behind the teams' rows of v': k past the end is finite. */
-template <int teams> static __device__ __forceinline__ void pad_rows(const gemm_call &call, uint32_t rows)
-{
-    const int n_pad = call.n_steps * 8 - call.K / 8;
-    for (int i = threadIdx.x; i < teams * n_pad; i += blockDim.x)
-        store_shared_zeros(rows + (i / n_pad + 1) * call.n_steps * 128 - (i % n_pad + 1) * 16);
-}
+    template <int teams> struct state {
+        uint64_t x_full[teams];
+        tile_maxima maxima;
 
-/* A team's row of v', once those before it are read. */
-static __device__ __forceinline__ void load_v(uint32_t to, const gemm_call &call, int row, uint32_t full, int n_loaded)
-{
-    if (n_loaded == 0)
-        wait_for_predecessors();
-    else
-        barrier_sync<TEAM>(threadIdx.x / TEAM + 1);
-    if (threadIdx.x % TEAM == 0) {
-        async_proxy_fence();
-        barrier_arrive_expect(full, call.K * 2);
-        bulk_copy(to, call.x + row * call.ldx, call.K * 2, full);
-    }
-    barrier_wait(full, n_loaded & 1);
-}
-
-/* ---- A team's tiles --------------------------------------------------------------------------------------------- */
-
-template <moe4_activation activation, bool is_down, int teams>
-static __device__ __forceinline__ void run_one(const stream_block &block, ring_place at)
-{
-    const gemm_call &call = block.call.gemm;
-    const int warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
-    const uint32_t x = block.x + (is_down ? team * call.n_steps * 128 : 0), x_full = block.x_full + team * 8;
-    tile_place tile = block.share.first;
-    advance(tile, team, call.n_tiles);
-    int loaded = -1, n_loaded = 0, half = 0;
-    for (int left = block.share.n_tiles - team; left > 0; left -= teams) {
-        const token_tile tokens = block.tiles[tile.token_tile];
-        const strip own = {tile.tile, warp % 4};
-        const row_pair rows = rows_of_thread(call, tokens.l, own);
-        float d[4];
-        if (is_down && loaded != tile.token_tile) {
-            load_v(x, call, tokens.first_row, x_full, n_loaded++);
-            loaded = tile.token_tile;
+        __device__ __forceinline__ void init()
+        {
+            for (uint64_t &each : x_full) barrier_init(shared_address(&each), 1);
         }
-        multiply_tile(block, d, x + threadIdx.x % 32 / 8 * 16, at);
-        if (block.call.quantizes)
-            store_quantized<activation>(call, tokens, own, rows, d, block.maxima->of[half ^= 1]);
+    };
+
+    /* Bytes for the row of x, or for v' one a team. */
+    static __host__ __device__ __forceinline__ int32_t x_bytes(const gemm_call &call)
+    {
+        return call.n_steps * 128;
+    }
+    static int32_t v_bytes(const one_call &call, int teams, int32_t)
+    {
+        return teams * x_bytes(call.stream.gemm);
+    }
+
+    /* A thread's part of the token's row, from memory: nothing is read ahead. */
+    struct x_part {
+        __device__ __forceinline__ x_part(const gemm_call &) {}
+    };
+
+    /* The token's row to shared memory, as it is or as what its codes are worth; k past the end as zeros. */
+    template <int threads>
+    static __device__ __forceinline__ void store_x(const one_call &one, const x_part &, uint32_t to)
+    {
+        const gemm_call &call = one.stream.gemm;
+        for (int32_t chunk = threadIdx.x; chunk < call.n_steps * 8; chunk += threads) {
+            values v = {};
+            if (chunk * 8 < call.K) {
+                const uint4 words = *(const uint4 *)(call.x + chunk * 8);
+                v = {{words.x, words.y, words.z, words.w}};
+                if (one.quantizes_x) v = worth_of_codes(quantize(v));
+            }
+            store_shared_16(to + chunk * 16, {v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]});
+        }
+    }
+
+    /* Zeros behind the teams' rows of v': k past the end is finite. */
+    template <int teams> static __device__ __forceinline__ void pad_rows(const gemm_call &call, uint32_t rows)
+    {
+        const int n_pad = call.n_steps * 8 - call.K / 8;
+        for (int i = threadIdx.x; i < teams * n_pad; i += blockDim.x)
+            store_shared_zeros(rows + (i / n_pad + 1) * call.n_steps * 128 - (i % n_pad + 1) * 16);
+    }
+
+    /* A team's row of v', once those before it are read. */
+    static __device__ __forceinline__ void load_v(uint32_t to, const gemm_call &call, int row, uint32_t full,
+                                                  int n_loaded)
+    {
+        if (n_loaded == 0)
+            wait_for_predecessors();
         else
-            store_sums<STREAM_ROWS, activation>(call, tokens, own, rows, d);
-        advance(tile, teams, call.n_tiles);
+            barrier_sync<TEAM>(threadIdx.x / TEAM + 1);
+        if (threadIdx.x % TEAM == 0) {
+            async_proxy_fence();
+            barrier_arrive_expect(full, call.K * 2);
+            bulk_copy(to, call.x + row * call.ldx, call.K * 2, full);
+        }
+        barrier_wait(full, n_loaded & 1);
     }
-    if (is_down && n_loaded == 0) wait_for_predecessors();
-}
+
+    template <int teams>
+    static __device__ __forceinline__ void fill(const stream_block &block, int team, uint32_t stages, uint32_t ring)
+    {
+        fill_ring<teams>(block, team, ring_of_team(block.call, team, stages, ring));
+    }
+
+    /* A team's tiles: every so many-th of the block's. */
+    template <moe4_activation activation, bool is_down, int teams>
+    static __device__ __forceinline__ void run(const one_call &, const stream_block &block, state<teams> &own_state,
+                                               uint32_t stages, uint32_t ring)
+    {
+        const gemm_call &call = block.call.gemm;
+        const int warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
+        ring_place at = ring_of_team(block.call, team, stages, ring);
+        const uint32_t x = block.x + (is_down ? team * x_bytes(call) : 0);
+        const uint32_t x_full = shared_address(&own_state.x_full[team]);
+        tile_place tile = block.share.first;
+        advance(tile, team, call.n_tiles);
+        int loaded = -1, n_loaded = 0, half = 0;
+        for (int left = block.share.n_tiles - team; left > 0; left -= teams) {
+            const token_tile tokens = block.tiles[tile.token_tile];
+            const strip own = {tile.tile, warp % 4};
+            const row_pair rows = rows_of_thread(call, tokens.l, own);
+            float d[4];
+            if (is_down && loaded != tile.token_tile) {
+                load_v(x, call, tokens.first_row, x_full, n_loaded++);
+                loaded = tile.token_tile;
+            }
+            multiply_tile(block, d, x + threadIdx.x % 32 / 8 * 16, at);
+            if (block.call.quantizes)
+                store_quantized<activation>(call, tokens, own, rows, d, own_state.maxima.of[half ^= 1]);
+            else
+                store_sums<STREAM_ROWS, activation>(call, tokens, own, rows, d);
+            advance(tile, teams, call.n_tiles);
+        }
+        if (is_down && n_loaded == 0) wait_for_predecessors();
+    }
+};
 
 /* ---- The kernel ------------------------------------------------------------------------------------------------- */
 
 /* gate/up: the block's tiles and x. */
-template <int teams>
+template <class Operands, int teams>
 static __device__ void begin_gate_up(const one_call &call, uint32_t x, one_choice &choice, one_tiles &tiles)
 {
+    constexpr int fillers = Operands::fillers(teams), chooser = teams * 4 + fillers;
     const route_logits_call &route = call.route;
     const int warp = threadIdx.x / 32;
     await_logits(call, choice);
+    const typename Operands::x_part part(call.stream.gemm);
     for (int32_t e = threadIdx.x; e < route.router.n_experts && !call.topk.ids; e += blockDim.x)
         choice.keys[e] = key_of_expert(route.router, logits_of_token(route, 0), e);
     __syncthreads();
-    int32_t row = 0;
-    if (warp == teams * 5) choose_tiles(call, choice, tiles, &row);
-    if (warp < teams * 4) load_x<teams * TEAM>(x, call.stream.gemm, call.quantizes_x);
-    __syncthreads();
-    if (blockIdx.x == 0 && warp == teams * 5) {
-        store_routing(call, choice, tiles, row);
-        __threadfence(); /* down's blocks may come up while this kernel runs */
-        __syncwarp();
-        launch_dependents();
+    if (warp < teams * 4) {
+        Operands::template store_x<teams * TEAM>(call, part, x);
+        barrier_sync<teams * TEAM + 32>(TILES_AND_X);
+        return;
     }
+    int32_t row = 0;
+    if (warp == chooser) {
+        choose_tiles(call, choice, tiles, &row);
+        barrier_arrive_at<teams * TEAM + 32>(TILES_AND_X);
+    }
+    barrier_sync<(fillers + 1) * 32>(TILES); /* weights move before x is there */
+    if (warp != chooser) return;
+    if (blockIdx.x == 0) store_routing(call, choice, tiles, row);
+    __threadfence(); /* down's blocks may come up while this kernel runs */
+    __syncwarp();
+    launch_dependents();
 }
 
 /* down: the tiles of all blocks, as gate/up's first one left them. */
@@ -207,13 +265,13 @@ static __device__ void begin_down(const one_call &call, one_tiles &tiles)
     __syncthreads();
 }
 
-template <moe4_activation activation, bool is_down, int teams>
-__global__ void __launch_bounds__(one_threads(is_down, teams), teams == ONE_NARROW_TEAMS ? 3 : 1)
-    one_kernel(const __grid_constant__ one_call call)
+template <class Operands, moe4_activation activation, bool is_down, int teams>
+__global__ void __launch_bounds__(is_down ? one_threads<Operands>(true, teams) : ONE_GATE_UP_BOUND,
+                                  teams == ONE_NARROW_TEAMS ? 3 : 1) one_kernel(const __grid_constant__ one_call call)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t ring[teams * STREAM_STAGES * 2], x_full[teams]; /* full, empty of every stage */
-    __shared__ tile_maxima maxima;
+    __shared__ uint64_t ring[teams * STREAM_STAGES * 2]; /* full, empty of every stage */
+    __shared__ __align__(16) typename Operands::template state<teams> state;
     __shared__ one_tiles tiles;
     __shared__ one_choice choice;
     const stream_call &stream = call.stream;
@@ -222,31 +280,28 @@ __global__ void __launch_bounds__(one_threads(is_down, teams), teams == ONE_NARR
     if (threadIdx.x < n_stages) {
         barrier_init(shared_address(&ring[2 * threadIdx.x]), 1);
         barrier_init(shared_address(&ring[2 * threadIdx.x + 1]), TEAM);
-        if (threadIdx.x < teams) barrier_init(shared_address(&x_full[threadIdx.x]), 1);
+        if (threadIdx.x == 0) state.init();
         barrier_init_fence();
     }
     if (is_down) {
-        pad_rows<teams>(stream.gemm, x);
+        Operands::template pad_rows<teams>(stream.gemm, x);
         begin_down(call, tiles);
     } else {
         if (threadIdx.x == 0) {
-            choice.groups = (int64_t *)(shared + x_at + stream.gemm.n_steps * 128 + STREAM_SLACK);
+            choice.groups = (int64_t *)(shared + x_at + Operands::x_bytes(stream.gemm) + STREAM_SLACK);
             choice.keys = (int32_t *)(choice.groups + call.route.router.n_group);
             choice.locals = choice.keys + call.route.router.n_experts;
         }
         __syncthreads();
-        begin_gate_up<teams>(call, x, choice, tiles);
+        begin_gate_up<Operands, teams>(call, x, choice, tiles);
     }
     const stream_share share = share_of_block(tiles.n, stream.gemm.n_tiles);
-    const stream_block block = {stream, tiles.of, tiles.n, share, x, shared_address(x_full), nullptr, &maxima};
-    const int warp = threadIdx.x / 32, team = warp < teams * 4 ? warp / 4 : warp - teams * 4;
-    const ring_place at = ring_of_team(stream, team, stages, shared_address(ring));
-    if (warp < teams * 4) {
-        run_one<activation, is_down, teams>(block, at);
-    } else if (team < teams) {
-        if (threadIdx.x % 32 == 0) fill_ring<teams>(block, team, at);
-        __syncwarp();
-        if (!is_down && blockIdx.x) launch_dependents();
+    const stream_block block = {stream, tiles.of, tiles.n, share, x, 0, nullptr, nullptr};
+    const int warp = threadIdx.x / 32, filler = warp - teams * 4;
+    if (filler < 0) {
+        Operands::template run<activation, is_down, teams>(call, block, state, stages, shared_address(ring));
+    } else if (filler < Operands::fillers(teams) && threadIdx.x % 32 == 0) {
+        Operands::template fill<teams>(block, filler, stages, shared_address(ring));
     }
 }
 

@@ -168,4 +168,17 @@ template <bool adds> struct wgmma_fp8<80, adds> {
     }
 };
 
+/* m64n8k32 by one row of B as it lies in memory, 16-byte chunks one after another: chunks stand for rows, too, so that
+ * seven of the eight columns of d are of no use. */
+template <bool adds>
+static __device__ __forceinline__ void wgmma_fp8_row(float (&d)[4], const uint32_t *a, uint32_t b)
+{
+    asm volatile("{ .reg .b64 b; .reg .pred adds; mov.b64 b, {%8, 1}; setp.ne.b32 adds, %9, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e4m3 {"
+                 "%0, %1, %2, %3"
+                 "}, {%4, %5, %6, %7}, b, adds, 1, 1; }\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(adds));
+}
+
 #endif
