@@ -7,38 +7,24 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "cpu/kernels/decode_avx2.h"
 #include "cpu/kernels/integers.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/unroll.h"
 #include "cpu/layout.h"
 
-enum {
-    LINES = 4,
-    LINE_PAIRS = 4,
-    HALVES = 2,
-    LANES = 8,
-    SUBTILES = PANEL_ROWS / SUBTILE_ROWS,
-    FEW_TOKENS = 2,
-    GROUP_TOKENS = 6
-};
-
-/* Compiled by themselves: inlined into a loop over blocks, their constants take registers from the sums. */
-#define APART static __attribute__((noinline))
+enum { LINE_PAIRS = 4, FEW_TOKENS = 2, GROUP_TOKENS = 6 };
 
 typedef __m256i pair_weights[HALVES]; /* 2w + 12 of 16 rows, two k a lane */
 typedef pair_weights subtile_weights[BLOCK_PAIRS];
-typedef __m256 panel_scales[SUBTILES][HALVES];
 
-/* The four pairs of 8 rows' codes.  As bytes these are k = 0 4 1 5, and shifted by a code 2 6 3 7. */
-static inline void decode_half_line(const uint8_t *codes, __m256i w[LINE_PAIRS])
+/* The four pairs of 8 rows. */
+static inline void decode_pairs(const uint8_t *codes, __m256i w[LINE_PAIRS])
 {
-    const __m256i low = _mm256_set1_epi8(15), low_bytes = _mm256_set1_epi16(255);
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    const __m256i packed = _mm256_load_si256((const __m256i *)codes);
-    const __m256i a = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, low));
-    const __m256i b = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), low));
+    const __m256i low_bytes = _mm256_set1_epi16(255);
+    __m256i a, b;
+    decode_half_line(codes, &a, &b);
     w[0] = _mm256_and_si256(a, low_bytes);
     w[1] = _mm256_and_si256(b, low_bytes);
     w[2] = _mm256_srli_epi16(a, 8);
@@ -54,7 +40,7 @@ APART void decode_block(const uint8_t *codes, uintptr_t at, subtile_weights weig
             at = read_lines(at, 1);
             for (int h = 0; h < HALVES; h++) {
                 __m256i w[LINE_PAIRS];
-                decode_half_line(codes + h * LINE_BYTES / HALVES, w);
+                decode_pairs(codes + h * LINE_BYTES / HALVES, w);
                 for (int i = 0; i < LINE_PAIRS; i++) weights[s][line * LINE_PAIRS + i][h] = w[i];
             }
         }
@@ -139,7 +125,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
             UNROLL
             for (int h = 0; h < HALVES; h++) {
                 __m256i w[LINE_PAIRS];
-                decode_half_line(codes + h * LINE_BYTES / HALVES, w);
+                decode_pairs(codes + h * LINE_BYTES / HALVES, w);
                 UNROLL
                 for (int i = 0; i < LINE_PAIRS; i++)
                     for (int t = 0; t < n_tokens; t++)

@@ -9,30 +9,16 @@
 #include <string.h>
 
 #include "cpu/int8.h"
+#include "cpu/kernels/decode_avx2.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/unroll.h"
 #include "cpu/layout.h"
 
-enum { LANES = 8, HALVES = 2, SUBTILES = PANEL_ROWS / SUBTILE_ROWS, LINES = 4, FEW_TOKENS = 2, GROUP_TOKENS = 6 };
-
-/* Compiled by themselves: inlined into a loop over blocks, their constants take registers from the sums. */
-#define APART static __attribute__((noinline))
+enum { FEW_TOKENS = 2, GROUP_TOKENS = 6 };
 
 /* 2w + 12 of 16 rows in a block, four k a lane. */
 typedef __m256i subtile_weights[INT8_CODE_WORDS][HALVES];
-typedef __m256 panel_scales[SUBTILES][HALVES];
-
-/* Both halves of 32 bytes of codes. */
-static inline void decode_half_line(const uint8_t *codes, __m256i *first, __m256i *second)
-{
-    const __m256i low = _mm256_set1_epi8(15);
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    const __m256i packed = _mm256_load_si256((const __m256i *)codes);
-    *first = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, low));
-    *second = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), low));
-}
 
 /* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
  * behind requests for all of it. */
