@@ -8,6 +8,11 @@
 
 #include "cpu/activation.h"
 
+/* What models use (SILU is SWIGLU_OAI, launch.cuh).  Kernels of the others have fewer widths, so that there is less to
+ * compile. */
+template <moe4_activation activation>
+constexpr bool is_common = activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU;
+
 static __device__ __forceinline__ float power_of_2(float x)
 {
     float power;

@@ -242,11 +242,6 @@ static __device__ __forceinline__ void consume_item(const fp8_call &call, const 
     if (k == GATE_UP) barrier_arrive(ring.v_full);
 }
 
-/* What models use.  The others have fewer widths, so that there is less to compile. */
-template <kind k, moe4_activation activation>
-constexpr bool is_usual = k == DOWN || activation == MOE4_ACTIVATION_SILU || activation == MOE4_ACTIVATION_SWIGLU_OAI ||
-                          activation == MOE4_ACTIVATION_SITU;
-
 /* The narrowest width that holds the item's tokens. */
 template <kind k, moe4_activation activation, int N, int... wider>
 static __device__ __forceinline__ void consume_narrowest(const fp8_call &call, const gemm_ring &ring,
@@ -273,7 +268,7 @@ static __device__ __forceinline__ void consume(const fp8_call &call, const gemm_
         items.advance(ring);
         items.index = __shfl_sync(~0u, items.index, 0); /* one for the whole warp, as at.stage */
         next = items.load(call);
-        if constexpr (is_usual<k, activation>)
+        if constexpr (k == DOWN || is_common<activation>)
             consume_narrowest<k, activation, 8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 200, 224, 240, 256,
                               FP8_MAX_ROWS>(call, ring, at, item, v_parity);
         else

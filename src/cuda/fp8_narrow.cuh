@@ -39,10 +39,9 @@ enum : int {
     TWO_SETS = 40 /* rows up to which there are registers for the weights of two blocks without moving them about */
 };
 
-/* Widths of token tiles are whole ones of these; fewer for what is rare, so that there is less to compile. */
+/* Widths of token tiles are whole ones of these. */
 template <moe4_activation activation, bool is_down>
-constexpr int width_step =
-    is_down || activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU ? 8 : 40;
+constexpr int width_step = is_down || is_common<activation> ? 8 : 40;
 
 /* ---- The ring --------------------------------------------------------------------------------------------------- */
 

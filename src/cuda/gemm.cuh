@@ -361,10 +361,9 @@ static __device__ __forceinline__ void consume_narrowest(width_list<N, wider...>
     consume_item<Block, N, activation>(call, ring, at, item);
 }
 
-/* Rare activations have fewer widths, so that there is less to compile. */
+/* IDENTITY is down's. */
 template <class Block, moe4_activation activation>
-using widths_of = std::conditional_t<activation == MOE4_ACTIVATION_SWIGLU_OAI || activation == MOE4_ACTIVATION_SITU ||
-                                         activation == MOE4_ACTIVATION_IDENTITY,
+using widths_of = std::conditional_t<is_common<activation> || activation == MOE4_ACTIVATION_IDENTITY,
                                      typename Block::widths, typename Block::few_widths>;
 
 template <class Block, moe4_activation activation>
