@@ -4,9 +4,11 @@
  * of up to FP8_MAX_ROWS routed rows of one expert.  Rows and weights lie in memory as the ring wants them, so that bulk
  * copies move them:
  *
- *   producers    warp 0 copies the weights of a stage (a block or two of 128 k), warp 1 its rows, warps 2 and 3, in
- * down, the rows' scales full[s]      arrivals of these, and the bytes of the copies consumers    decode a block and
- * multiply it by the token tile in pieces: the sums of one piece are promoted while the tensor cores work on the next
+ *   producers    warp 0 copies the weights of a stage (a block or two of 128 k), warp 1 its rows
+ *                warps 2 and 3 copy, in down, the scales of these
+ *   full[s]      arrivals of these, and the bytes of the copies
+ *   consumers    decode a block and multiply it by the token tile
+ *                in pieces: sums of one are promoted while the tensor cores work on the next
  *   empty[s]     arrivals of all consumers' threads
  *
  * gate/up yields 128 columns of the intermediate an item, which share a scale: consumers leave them in shared memory as
@@ -78,8 +80,7 @@ static __device__ __forceinline__ void fetch_x_scales(const fp8_call &call, cons
         copy4(to + row * 4, call.x.scales + tokens.first_row + row);
 }
 
-/* ---- Products, in pieces -------------------------------------------------------------------------------------------
- */
+/* ---- Products, in pieces ---------------------------------------------------------------------------------------- */
 
 /* Whether registers hold two sets of decoded weights, of this block and of the next. */
 template <int N> constexpr bool has_two = N <= 200;
