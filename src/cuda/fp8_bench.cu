@@ -3,13 +3,7 @@
  * Checks sampled rows of both against double precision, and that rows have the same bits under every tiling; measures
  * what the tensor cores' sums lose, apart from any rounding of results, on ordinary and on adverse data; then times
  * both GEMMs.  `fp8_bench [check|time [SHAPE]]`.  Not part of the library. */
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
-
+#include "cuda/bench.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.h"
@@ -19,20 +13,6 @@ namespace
 
 constexpr int BASE = 240;      /* stored scale byte of relative exponent 0, which is 2^-13 */
 constexpr float UNIT = 512.0f; /* so that weights are codes times 2^-4 and up */
-
-void check(cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess) return;
-    std::printf("FAIL %s: %s\n", what, cudaGetErrorString(error));
-    std::exit(1);
-}
-
-__host__ __device__ uint32_t hash(uint64_t x)
-{
-    x = (x + 0x9E3779B97F4A7C15ull) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)(x >> 32);
-}
 
 __global__ void fill_weights(uint32_t *words, int64_t n, uint64_t seed)
 {
@@ -71,42 +51,6 @@ double e4m3(uint8_t code)
     int exponent = code >> 3 & 15, mantissa = code & 7;
     double magnitude = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
     return code & 0x80 ? -magnitude : magnitude;
-}
-
-float bf16_value(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-uint16_t bf16_of(float x)
-{
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-template <class T> T *device_array(size_t n)
-{
-    void *memory;
-    check(cudaMalloc(&memory, n * sizeof(T)), "cudaMalloc");
-    return (T *)memory;
-}
-
-template <class T> T *device_copy(const std::vector<T> &host)
-{
-    T *memory = device_array<T>(host.size());
-    check(cudaMemcpy(memory, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
-    return memory;
-}
-
-template <class T> std::vector<T> fetch(const T *memory, size_t n)
-{
-    std::vector<T> host(n);
-    check(cudaMemcpy(host.data(), memory, n * sizeof(T), cudaMemcpyDeviceToHost), "fetch");
-    return host;
 }
 
 struct shape {
@@ -299,12 +243,6 @@ double sum_of(const bench &b, const fp8_call &call, int l, int tile, int r, int 
     return sum;
 }
 
-double swiglu(double g, double u)
-{
-    g = std::min(g, 7.0), u = std::max(-7.0, std::min(u, 7.0));
-    return g / (1 + std::exp(-1.702 * g)) * (u + 1);
-}
-
 std::vector<double> v_row(const bench &b, const outputs &out, int64_t row, int in_expert)
 {
     std::vector<double> v(b.s.I);
@@ -342,7 +280,7 @@ bool check_stages(const bench &b, const outputs &out, const grouping &g)
         }
         tile = sample ? hash(sample | 13ull << 50) % b.down.n_tiles : b.down.n_tiles - 1;
         for (int r = 0; r < 64; r += 5) {
-            int column = tile * 64 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2;
+            int column = down_column(tile, r);
             double exact = sum_of(b, b.down, l, tile, r, b.s.I, v, &magnitude) +
                            bias2[((size_t)l * b.down.n_tiles + tile) * 64 + r];
             double got = bf16_value(out.z[row * b.s.H + column]), e = 136.0 / 8192 * magnitude;
@@ -420,7 +358,7 @@ void measure_loss(bench &b, pattern p)
     check(cudaDeviceSynchronize(), "loss");
     std::vector<uint16_t> z = fetch(call.out, bias.size());
     for (size_t i = 0; i < bias.size(); i++) {
-        int r = i % 64, column = (int)(i / 64) * 64 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2;
+        int column = down_column((int)i / 64, i % 64);
         double got = bf16_value(z[column]) - (exact[i] + bias[i]);
         error += got * got, worst = std::max(worst, std::fabs(got) / magnitude[i]);
     }
@@ -429,24 +367,6 @@ void measure_loss(bench &b, pattern p)
 }
 
 /* ---- Timing ----------------------------------------------------------------------------------------------------- */
-
-double median_ms(cudaGraphExec_t graph, cudaStream_t stream)
-{
-    std::vector<float> times;
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin), cudaEventCreate(&end);
-    for (int n = 0; n < 12; n++) {
-        cudaEventRecord(begin, stream);
-        cudaGraphLaunch(graph, stream);
-        cudaEventRecord(end, stream);
-        check(cudaEventSynchronize(end), "timing");
-        float ms;
-        cudaEventElapsedTime(&ms, begin, end);
-        if (n >= 3) times.push_back(ms);
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-}
 
 void time_shape(bench &b, int T)
 {
@@ -459,24 +379,16 @@ void time_shape(bench &b, int T)
         sets.push_back(upload(g));
         fill_x<<<4096, 128>>>(b.gate_up.x, sets[n].source, sets[n].in_expert, (int64_t)g.source.size(), b.s.H);
     }
-    cudaStream_t stream;
-    cudaStreamCreate(&stream);
     double ms[2];
-    for (int is_down = 0; is_down < 2; is_down++) {
-        cudaGraph_t graph;
-        cudaGraphExec_t executable;
-        cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
-        clear_claims(b, stream);
-        for (const device_grouping &d : sets) {
-            set_tiles(b, d);
-            is_down ? launch_down(b, b.down, stream) : launch_gate_up(b, b.gate_up, stream);
-        }
-        check(cudaStreamEndCapture(stream, &graph), "capture");
-        check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-        ms[is_down] = median_ms(executable, stream) / n_sets;
-        cudaGraphExecDestroy(executable), cudaGraphDestroy(graph);
-    }
-    cudaStreamDestroy(stream);
+    for (int is_down = 0; is_down < 2; is_down++)
+        ms[is_down] = median_ms([&](cudaStream_t stream) {
+                          clear_claims(b, stream);
+                          for (const device_grouping &d : sets) {
+                              set_tiles(b, d);
+                              is_down ? launch_down(b, b.down, stream) : launch_gate_up(b, b.gate_up, stream);
+                          }
+                      }) /
+                      n_sets;
     for (const device_grouping &d : sets) release(d);
     double step = experts / n_sets * CUDA_STEP_BYTES, flops = 2.0 * T * b.s.A * b.s.H * b.s.I;
     std::printf("%-8s T %5d  gate/up %8.4f ms %6.0f GB/s %6.0f TFLOP/s   down %8.4f ms %6.0f GB/s %6.0f TFLOP/s\n",

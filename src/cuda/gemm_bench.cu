@@ -2,13 +2,7 @@
  *
  * Checks sampled rows of both GEMMs against double precision, exact integers bit for bit, and that a token's rows have
  * the same bits at every T and with every tiling; then times them.  Not part of the library. */
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
-
+#include "cuda/bench.cuh"
 #include "cuda/gemm.cuh"
 #include "cuda/resident.cuh"
 
@@ -17,13 +11,6 @@ namespace
 
 constexpr int L = 128, A = 4, H = 2880, I = 2880, MAX_T = 8192, R = MAX_T * A;
 constexpr int STEPS = H / CUDA_STEP_K;
-
-void check(cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess) return;
-    std::printf("FAIL %s: %s\n", what, cudaGetErrorString(error));
-    std::exit(1);
-}
 
 /* The kernels for gate/up and down, and the most rows of a token tile that they take. */
 struct form {
@@ -55,13 +42,6 @@ enum { STREAM_BYTES = STREAM_SHARED_BYTES + STREAM_SLACK };
 void (*const stream_kernels[])(const stream_call) = {stream_kernel<SWIGLU>, stream_kernel<IDENTITY>};
 const int tilings[] = {8, 16, 24, 32, 64, 80, 96, 128, 160}; /* most rows of a token tile */
 
-__host__ __device__ uint32_t hash(uint64_t x)
-{
-    x = (x + 0x9E3779B97F4A7C15ull) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)(x >> 32);
-}
-
 __global__ void fill_weights(uint32_t *words, int64_t n, int first_scale, int n_scales, uint64_t seed)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
@@ -72,35 +52,6 @@ __global__ void fill_weights(uint32_t *words, int64_t n, int first_scale, int n_
         }
         words[i] = word;
     }
-}
-
-float bf16_value(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-uint16_t bf16_of(float x)
-{
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-template <class T> T *device_array(size_t n)
-{
-    void *memory;
-    check(cudaMalloc(&memory, n * sizeof(T)), "cudaMalloc");
-    return (T *)memory;
-}
-
-template <class T> T *device_copy(const std::vector<T> &host)
-{
-    T *memory = device_array<T>(host.size());
-    check(cudaMemcpy(memory, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
-    return memory;
 }
 
 /* The routed rows of tokens first .. first+T-1, grouped by expert and cut into tiles of N. */
@@ -250,9 +201,7 @@ rows run_layer(const setup &s, int N, int T)
     launch(s, d, N, true, 0);
     check(cudaGetLastError(), "launch");
     check(cudaDeviceSynchronize(), "run");
-    std::vector<uint16_t> v(n * I), z(n * H);
-    check(cudaMemcpy(v.data(), s.v, n * I * 2, cudaMemcpyDeviceToHost), "v");
-    check(cudaMemcpy(z.data(), s.z, n * H * 2, cudaMemcpyDeviceToHost), "z");
+    std::vector<uint16_t> v = fetch(s.v, n * I), z = fetch(s.z, n * H);
     release(d);
     rows by_slot = {std::vector<uint16_t>(n * I), std::vector<uint16_t>(n * H)};
     for (size_t r = 0; r < n; r++) {
@@ -292,12 +241,6 @@ struct error_sums {
     }
 };
 
-double swiglu(double g, double u)
-{
-    g = std::min(g, 7.0), u = std::max(-7.0, std::min(u, 7.0));
-    return g / (1 + std::exp(-1.702 * g)) * (u + 1);
-}
-
 double bound(double magnitude)
 {
     double n = H + H / 16 + 3, u = std::ldexp(1.0, -23);
@@ -307,11 +250,7 @@ double bound(double magnitude)
 std::vector<uint8_t> fetch_tile(const gemm_call &call, int l, int tile)
 {
     size_t bytes = (size_t)STEPS * CUDA_STEP_BYTES;
-    std::vector<uint8_t> host(bytes);
-    check(cudaMemcpy(host.data(), call.weights + ((size_t)l * call.n_tiles + tile) * bytes, bytes,
-                     cudaMemcpyDeviceToHost),
-          "tile");
-    return host;
+    return fetch(call.weights + ((size_t)l * call.n_tiles + tile) * bytes, bytes);
 }
 
 bool check_stages(const setup &s, const rows &out)
@@ -340,7 +279,7 @@ bool check_stages(const setup &s, const rows &out)
         b = &s.bias2[((size_t)l * s.down.n_tiles + tile) * 64];
         for (int r = 0; r < 64; r++) {
             double z = sum[r] + b[r], e = bound(magnitude[r]);
-            int column = tile * 64 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2;
+            int column = down_column(tile, r);
             e2.add(out.z[(size_t)slot * H + column], z, z - e, z + e);
         }
     }
@@ -388,8 +327,7 @@ bool check_exact(setup &s)
         launch(t, d, N, true, 0);
         check(cudaDeviceSynchronize(), "exact");
         release(d);
-        std::vector<uint16_t> z((size_t)64 * H);
-        check(cudaMemcpy(z.data(), s.z, z.size() * 2, cudaMemcpyDeviceToHost), "z");
+        std::vector<uint16_t> z = fetch(s.z, (size_t)64 * H);
         long wrong = 0;
         for (int tile : {0, 7, 44}) {
             std::vector<uint8_t> host = fetch_tile(t.down, 0, tile);
@@ -398,7 +336,7 @@ bool check_exact(setup &s)
                 exact_sums(host, &x[(size_t)row * H], sum, magnitude);
                 for (int r = 0; r < 64; r++) {
                     float exact = (float)(sum[r] + (double)s.bias2[tile * 64 + r]);
-                    wrong += bf16_of(exact) != z[(size_t)row * H + tile * 64 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2];
+                    wrong += bf16_of(exact) != z[(size_t)row * H + down_column(tile, r)];
                 }
             }
         }
@@ -410,24 +348,6 @@ bool check_exact(setup &s)
 
 /* ---- Timing ----------------------------------------------------------------------------------------------------- */
 
-double median_ms(cudaGraphExec_t graph, cudaStream_t stream)
-{
-    std::vector<float> times;
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin), cudaEventCreate(&end);
-    for (int n = 0; n < 14; n++) {
-        cudaEventRecord(begin, stream);
-        cudaGraphLaunch(graph, stream);
-        cudaEventRecord(end, stream);
-        check(cudaEventSynchronize(end), "timing");
-        float ms;
-        cudaEventElapsedTime(&ms, begin, end);
-        if (n >= 3) times.push_back(ms);
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-}
-
 void time_tiling(const setup &s, int N, int T)
 {
     const int n_sets = T >= 2048 ? 2 : std::min(24, MAX_T / T);
@@ -438,20 +358,12 @@ void time_tiling(const setup &s, int N, int T)
         experts += g.n_experts;
         sets.push_back(upload(g));
     }
-    cudaStream_t stream;
-    cudaStreamCreate(&stream);
     double ms[2];
-    for (int is_down = 0; is_down < 2; is_down++) {
-        cudaGraph_t graph;
-        cudaGraphExec_t executable;
-        cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
-        for (const device_grouping &g : sets) launch(s, g, N, is_down, stream);
-        check(cudaStreamEndCapture(stream, &graph), "capture");
-        check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-        ms[is_down] = median_ms(executable, stream) / n_sets;
-        cudaGraphExecDestroy(executable), cudaGraphDestroy(graph);
-    }
-    cudaStreamDestroy(stream);
+    for (int is_down = 0; is_down < 2; is_down++)
+        ms[is_down] = median_ms([&](cudaStream_t stream) {
+                          for (const device_grouping &g : sets) launch(s, g, N, is_down, stream);
+                      }) /
+                      n_sets;
     for (const device_grouping &g : sets) release(g);
     double bytes = experts / n_sets * STEPS * CUDA_STEP_BYTES, flops = 2.0 * T * A * H * I;
     std::printf(
