@@ -21,7 +21,7 @@
  * 16..31 their ups, 32..47 gates of the second 16, 48..63 their ups.  Every other matrix: row r is panel r/64, row
  * r%64, and rows past the end are zeros.
  *
- * Activations are packed by token tiles of up to 12 or 24 rows: pairs of bf16, [K/2][rows of the tile]. */
+ * Activations are packed by token tiles of up to 12 or 96 rows: pairs of bf16, [K/2][rows of the tile]. */
 #ifndef MOE4_CPU_LAYOUT_H
 #define MOE4_CPU_LAYOUT_H
 
@@ -39,7 +39,7 @@ enum {
     PANEL_BLOCK_BYTES = 17 * LINE_BYTES,
     GATED_PANEL_COLUMNS = 32, /* columns of I that a gated panel yields */
     TILE_TOKENS = 12,         /* routed rows of a token tile, at most, */
-    LARGE_TILE_TOKENS = 24,   /* or that many, if the kernel likes that */
+    LARGE_TILE_TOKENS = 96,   /* or that many, if the kernel likes that */
     SCALE_FAST_MIN = 1,  /* E8M0 bytes that are normal f32 numbers and overflow with no code, nor with the sum of */
     SCALE_FAST_MAX = 240 /* a block of codes times int8 */
 };

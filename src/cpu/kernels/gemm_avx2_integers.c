@@ -1,12 +1,15 @@
-/* x with AVX2.  Activations are integers of 16 bits with a power of two a block (integers.h), weights the integers
- * 2w + 12: vpmaddwd multiplies them and adds pairs of k, twice as many products as an fma makes, on two ports, and the
- * additions go wherever one is free.  A block's sum is exact; it is scaled twice, the second time where it is added to
- * those of the blocks before.  What is no such integer is multiplied in f32.
+/* x with AVX2.  Activations are integers of 16 bits with a power of two a block (integers.h), weights integers as well,
+ * twice what they are: vpmaddwd multiplies them and adds pairs of k, twice as many products as an fma makes, on two
+ * ports, and the additions go wherever one is free.  A block's sum is exact; it is scaled twice, the second time where
+ * it is added to those of the blocks before.  What is no such integer is multiplied in f32.
  *
- * For up to 6 tokens of a group, sums of 16 rows, two weights and a broadcast fill the registers. */
+ * One or two tokens meet weights decoded in registers, as 2w + 12, which saves an instruction in nine.  More take a
+ * block decoded to memory, 2w, three of them with 32 rows at a time, or four with 16: what counts is how many
+ * instructions load something, and sums of 12 registers leave room for little else. */
 #include <immintrin.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "cpu/kernels/decode_avx2.h"
 #include "cpu/kernels/integers.h"
 #include "cpu/kernels/kernel.h"
@@ -14,13 +17,24 @@
 #include "cpu/kernels/unroll.h"
 #include "cpu/layout.h"
 
-enum { LINE_PAIRS = 4, FEW_TOKENS = 2, GROUP_TOKENS = 6 };
+enum { LINE_PAIRS = 4, FEW_TOKENS = 2, GROUP_TOKENS = 4 };
 
-typedef __m256i pair_weights[HALVES]; /* 2w + 12 of 16 rows, two k a lane */
+typedef __m256i pair_weights[HALVES]; /* 2w of 16 rows, two k a lane */
 typedef pair_weights subtile_weights[BLOCK_PAIRS];
 
-/* The four pairs of 8 rows. */
+/* The four pairs of 8 rows: 2w. */
 static inline void decode_pairs(const uint8_t *codes, __m256i w[LINE_PAIRS])
+{
+    __m256i a, b;
+    look_up_half_line(codes, twice_weights(), &a, &b);
+    w[0] = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8);
+    w[1] = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8);
+    w[2] = _mm256_srai_epi16(a, 8);
+    w[3] = _mm256_srai_epi16(b, 8);
+}
+
+/* 2w + 12. */
+static inline void decode_unsigned_pairs(const uint8_t *codes, __m256i w[LINE_PAIRS])
 {
     const __m256i low_bytes = _mm256_set1_epi16(255);
     __m256i a, b;
@@ -55,84 +69,83 @@ static inline void decode_scales(const uint8_t *scales, panel_scales out)
     }
 }
 
-/* Left to itself, gcc adds up products first, and runs out of registers. */
-static inline __m256i multiply_pair(__m256i sum, __m256i w, int32_t x)
+/* sum + w * x.  The addition is spelled out: left to itself, gcc adds up products first, and runs out of registers. */
+static inline __m256i multiply_pair(__m256i sum, __m256i w, __m256i x)
 {
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_set1_epi32(x)));
-    __asm__("" : "+x"(sum));
+    const __m256i product = _mm256_madd_epi16(w, x);
+    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
     return sum;
 }
 
-struct sums {
-    __m256i of[GROUP_TOKENS][HALVES];
-};
-
-/* Always inlined with constants, like all that takes them: sums stay in registers. */
-static inline __attribute__((always_inline)) void sums_begin(const struct integer_row *x, const int n_tokens,
-                                                             struct sums *block)
+/* sums[8 rows] += a block's sum, scaled. */
+static inline void add_block(__m256i block, __m256 x_scale, __m256 scale, float *sums)
 {
-    UNROLL
-    for (int t = 0; t < n_tokens; t++)
-        for (int h = 0; h < HALVES; h++) block->of[t][h] = _mm256_set1_epi32(x[t].start);
+    const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(block), x_scale);
+    _mm256_store_ps(sums, _mm256_fmadd_ps(value, scale, _mm256_load_ps(sums)));
 }
 
-static inline __attribute__((always_inline)) void sums_add(const struct sums *block, const struct integer_row *x,
-                                                           const __m256 scales[HALVES], const int n_tokens, float *sums)
-{
-    UNROLL
-    for (int t = 0; t < n_tokens; t++, sums += PANEL_ROWS) {
-        const __m256 scale = _mm256_broadcast_ss(&x[t].scale);
-        UNROLL
-        for (int h = 0; h < HALVES; h++) {
-            const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(block->of[t][h]), scale);
-            float *sum = sums + h * LANES;
-            _mm256_store_ps(sum, _mm256_fmadd_ps(value, scales[h], _mm256_load_ps(sum)));
-        }
-    }
-}
-
-/* sums[t][64 rows] += a block of a panel times n_tokens tokens. */
+/* sums[t][16 n_sub rows] += a block times n_tokens tokens.  Always inlined with constants, like multiply_codes: a
+ * block's sums stay in registers, 2 * n_sub * n_tokens <= 12. */
 static inline __attribute__((always_inline)) void multiply(const subtile_weights *weights, panel_scales scales,
-                                                           const struct integer_row *x, const int n_tokens, float *sums)
+                                                           const struct integer_row *x, const int n_tokens,
+                                                           const int n_sub, float *sums)
 {
-    for (int s = 0; s < SUBTILES; s++, sums += SUBTILE_ROWS) {
-        struct sums block;
-        sums_begin(x, n_tokens, &block);
+    __m256i block[GROUP_TOKENS][SUBTILES][HALVES];
+    UNROLL
+    for (int i = 0; i < BLOCK_PAIRS; i++) {
         UNROLL
-        for (int i = 0; i < BLOCK_PAIRS; i++) {
-            const __m256i first = weights[s][i][0], second = weights[s][i][1];
+        for (int t = 0; t < n_tokens; t++) {
+            const __m256i pair = _mm256_set1_epi32(x[t].pairs[i]);
             UNROLL
-            for (int t = 0; t < n_tokens; t++) {
-                block.of[t][0] = multiply_pair(block.of[t][0], first, x[t].pairs[i]);
-                block.of[t][1] = multiply_pair(block.of[t][1], second, x[t].pairs[i]);
+            for (int j = 0; j < n_sub * HALVES; j++) {
+                const __m256i w = weights[j / HALVES][i][j % HALVES];
+                __m256i *sum = &block[t][j / HALVES][j % HALVES];
+                if (i > 0) {
+                    *sum = multiply_pair(*sum, w, pair);
+                } else {
+                    *sum = _mm256_madd_epi16(w, pair);
+                    __asm__("" : "+x"(*sum));
+                }
             }
         }
-        sums_add(&block, x, scales[s], n_tokens, sums);
+    }
+    UNROLL
+    for (int t = 0; t < n_tokens; t++, sums += PANEL_ROWS) {
+        const __m256 x_scale = _mm256_broadcast_ss(&x[t].scale);
+        UNROLL
+        for (int j = 0; j < n_sub * HALVES; j++)
+            add_block(block[t][j / HALVES][j % HALVES], x_scale, scales[j / HALVES][j % HALVES], sums + j * LANES);
     }
 }
 
-/* The same from codes, decoded in registers. */
+/* The same for a panel, from codes. */
 static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, uintptr_t at,
                                                                  panel_scales scales, const struct integer_row *x,
                                                                  const int n_tokens, float *sums)
 {
     for (int s = 0; s < SUBTILES; s++, sums += SUBTILE_ROWS) {
-        struct sums block;
-        sums_begin(x, n_tokens, &block);
+        __m256i block[FEW_TOKENS][HALVES];
+        UNROLL
+        for (int t = 0; t < n_tokens; t++)
+            for (int h = 0; h < HALVES; h++) block[t][h] = _mm256_set1_epi32(x[t].start);
         UNROLL
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
+            __m256i w[HALVES][LINE_PAIRS];
             at = read_lines(at, 1);
+            __asm__ volatile("" ::: "memory"); /* else gcc asks for all of a subtile's lines at once */
+            for (int h = 0; h < HALVES; h++) decode_unsigned_pairs(codes + h * LINE_BYTES / HALVES, w[h]);
             UNROLL
-            for (int h = 0; h < HALVES; h++) {
-                __m256i w[LINE_PAIRS];
-                decode_pairs(codes + h * LINE_BYTES / HALVES, w);
-                UNROLL
-                for (int i = 0; i < LINE_PAIRS; i++)
-                    for (int t = 0; t < n_tokens; t++)
-                        block.of[t][h] = multiply_pair(block.of[t][h], w[i], x[t].pairs[line * LINE_PAIRS + i]);
-            }
+            for (int i = 0; i < LINE_PAIRS; i++)
+                for (int t = 0; t < n_tokens; t++) {
+                    const __m256i pair = _mm256_set1_epi32(x[t].pairs[line * LINE_PAIRS + i]);
+                    for (int h = 0; h < HALVES; h++) block[t][h] = multiply_pair(block[t][h], w[h][i], pair);
+                }
         }
-        sums_add(&block, x, scales[s], n_tokens, sums);
+        UNROLL
+        for (int t = 0; t < n_tokens; t++)
+            for (int h = 0; h < HALVES; h++)
+                add_block(block[t][h], _mm256_broadcast_ss(&x[t].scale), scales[s][h],
+                          sums + t * PANEL_ROWS + h * LANES);
     }
 }
 
@@ -140,16 +153,16 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
     APART void multiply_##N(const subtile_weights *weights, panel_scales scales, const struct integer_row *x,          \
                             float *sums)                                                                               \
     {                                                                                                                  \
-        multiply(weights, scales, x, N, sums);                                                                         \
+        enum { N_SUB = N <= 3 ? 2 : 1 };                                                                               \
+        for (int s = 0; s < SUBTILES; s += N_SUB)                                                                      \
+            multiply(weights + s, scales + s, x, N, N_SUB, sums + s * SUBTILE_ROWS);                                   \
     }
 MULTIPLY_GROUP(2)
 MULTIPLY_GROUP(3)
 MULTIPLY_GROUP(4)
-MULTIPLY_GROUP(5)
-MULTIPLY_GROUP(6)
 
-static void (*const multiply_group[])(const subtile_weights *, panel_scales, const struct integer_row *, float *) = {
-    NULL, NULL, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
+static void (*const multiply_group[])(const subtile_weights *, panel_scales, const struct integer_row *,
+                                      float *) = {NULL, NULL, multiply_2, multiply_3, multiply_4};
 
 #define MULTIPLY_FEW(N)                                                                                                \
     APART void multiply_few_##N(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,  \
@@ -163,8 +176,33 @@ MULTIPLY_FEW(2)
 static void (*const multiply_few[])(const uint8_t *, uintptr_t, panel_scales, const struct integer_row *,
                                     float *) = {NULL, multiply_few_1, multiply_few_2};
 
-/* Leftovers of a block: every row's weight of one k is looked up among the products. */
-APART void multiply_leftovers(const uint8_t *codes, panel_scales scales, const int32_t *list, int32_t n, float *sums)
+/* Leftovers of a block.  A k that several tokens share is made f32 once. */
+APART void multiply_leftovers(const subtile_weights *weights, panel_scales scales, const int32_t *list, int32_t n,
+                              float *sums)
+{
+    const int32_t *end = list + n;
+    while (list < end) {
+        const int k = leftover_k((uint32_t)*list);
+        const __m256i of_pair = _mm256_set1_epi32(k % 2 ? 1 << 16 : 1);
+        __m256 w[SUBTILES * HALVES]; /* 2w, scaled */
+        UNROLL
+        for (int j = 0; j < SUBTILES * HALVES; j++)
+            w[j] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_madd_epi16(of_pair, weights[j / HALVES][k / 2][j % HALVES])),
+                                 scales[j / HALVES][j % HALVES]);
+        do {
+            const uint32_t item = (uint32_t)*list++;
+            const __m256 half_x = _mm256_set1_ps(0.5f * f32_from_bits(item & 0xFFFF0000u));
+            float *sum = sums + leftover_row(item) * PANEL_ROWS;
+            UNROLL
+            for (int j = 0; j < SUBTILES * HALVES; j++, sum += LANES)
+                _mm256_store_ps(sum, _mm256_fmadd_ps(half_x, w[j], _mm256_load_ps(sum)));
+        } while (list < end && leftover_k((uint32_t)*list) == k);
+    }
+}
+
+/* The same from codes: every row's weight of one k is looked up among the products. */
+APART void multiply_leftover_codes(const uint8_t *codes, panel_scales scales, const int32_t *list, int32_t n,
+                                   float *sums)
 {
     const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     const __m256i sign = _mm256_set1_epi32(INT32_MIN);
@@ -188,16 +226,29 @@ APART void multiply_leftovers(const uint8_t *codes, panel_scales scales, const i
     }
 }
 
+/* Three tokens at a time are best; four take care of the rest. */
+static int32_t group_of(int32_t n_tokens)
+{
+    return n_tokens % 3 == 0 || n_tokens == 5 ? 3 : n_tokens < 4 ? n_tokens : 4;
+}
+
 static void multiply_block(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
-                           int32_t n_tokens, float *sums)
+                           int32_t n_tokens, const int32_t *list, int32_t n_left, float *sums)
 {
     subtile_weights weights[SUBTILES];
-    const int32_t n_groups = (n_tokens + GROUP_TOKENS - 1) / GROUP_TOKENS; /* of nearly equal size */
     decode_block(codes, at, weights);
-    for (int32_t g = 0; g < n_groups; g++) {
-        const int32_t first = n_tokens * g / n_groups, last = n_tokens * (g + 1) / n_groups;
-        multiply_group[last - first]((const subtile_weights *)weights, scales, x + first, sums + first * PANEL_ROWS);
+    for (int32_t first = 0, n; first < n_tokens; first += n) {
+        n = group_of(n_tokens - first);
+        multiply_group[n]((const subtile_weights *)weights, scales, x + first, sums + first * PANEL_ROWS);
     }
+    multiply_leftovers((const subtile_weights *)weights, scales, list, n_left, sums);
+}
+
+static void multiply_few_tokens(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
+                                int32_t n_tokens, const int32_t *list, int32_t n_left, float *sums)
+{
+    multiply_few[n_tokens](codes, at, scales, x, sums);
+    if (n_left) multiply_leftover_codes(codes, scales, list, n_left, sums);
 }
 
 static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
@@ -213,11 +264,8 @@ static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, cons
         const int32_t n_left = *list++;
         ahead->at = at + PANEL_BLOCK_BYTES - LINE_BYTES;
         decode_scales(panel, scales);
-        if (n_tokens <= FEW_TOKENS)
-            multiply_few[n_tokens](codes, at, scales, rows, sums);
-        else
-            multiply_block(codes, at, scales, rows, n_tokens, sums);
-        if (n_left) multiply_leftovers(codes, scales, list, n_left, sums);
+        (n_tokens <= FEW_TOKENS ? multiply_few_tokens : multiply_block)(codes, at, scales, rows, n_tokens, list, n_left,
+                                                                        sums);
         list += n_left;
     }
 }

@@ -8,7 +8,7 @@
  * A tile of n rows:
  *
  *   [K/32][n]   struct integer_row
- *   K/32 times how many leftovers the block has, and these, one after the other */
+ *   K/32 times how many leftovers the block has, and these: the even k after each other, then the odd ones */
 #ifndef MOE4_CPU_KERNELS_INTEGERS_H
 #define MOE4_CPU_KERNELS_INTEGERS_H
 
@@ -20,7 +20,7 @@ enum { BLOCK_PAIRS = BLOCK_SIZE / 2, INTEGER_WEIGHT_OFFSET = 12 };
 
 struct integer_row {
     int32_t pairs[BLOCK_PAIRS]; /* int16 of an even k in the low half, of the next in the high half */
-    int32_t start;              /* -12 times their sum, as weights are 2w + 12 */
+    int32_t start;              /* -12 times their sum, where weights are 2w + 12 */
     float scale;                /* half of what an integer 1 is worth */
 };
 
@@ -35,7 +35,7 @@ static inline uint32_t leftover(uint32_t bf16, int32_t row, int32_t k)
 
 static inline int32_t leftover_row(uint32_t item)
 {
-    return (int32_t)(item >> 5 & 31);
+    return (int32_t)(item >> 5 & 0x7FF);
 }
 
 static inline int32_t leftover_k(uint32_t item)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/convert.h"
+#include "cpu/layout.h"
 
 enum {
     VECTORS = 4, /* of a block: its even k, then its odd k */
@@ -81,8 +82,8 @@ static void store_row(const struct integers *q, uint32_t exponent, struct intege
     row->scale = unit(exponent, -1);
 }
 
-/* A row's block, x [16] pairs.  Returns where its leftovers end. */
-static int32_t *convert_block(const uint32_t x[BLOCK_PAIRS], int32_t row, struct integer_row *out, int32_t *list)
+/* A row's block, x [16] pairs.  Returns a bit for every leftover: those of the even k, then those of the odd ones. */
+static uint32_t convert_block(const uint32_t x[BLOCK_PAIRS], struct integer_row *out)
 {
     struct block b;
     for (int v = 0; v < VECTORS / 2; v++) {
@@ -98,9 +99,19 @@ static int32_t *convert_block(const uint32_t x[BLOCK_PAIRS], int32_t row, struct
         if (__builtin_popcount(other.leftovers) < __builtin_popcount(q.leftovers)) q = other, exponent = next;
     }
     store_row(&q, exponent, out);
-    for (uint32_t left = q.leftovers; left; left &= left - 1) {
-        const int lane = __builtin_ctz(left), pair = lane % BLOCK_PAIRS, odd = lane / BLOCK_PAIRS;
-        *list++ = (int32_t)leftover(x[pair] >> 16 * odd & 0xFFFF, row, 2 * pair + odd);
+    return q.leftovers;
+}
+
+/* Returns where the list ends. */
+static int32_t *list_leftovers(const uint16_t *pairs, int32_t n_rows, const uint32_t *leftovers, int32_t *list)
+{
+    uint32_t any = 0;
+    for (int32_t row = 0; row < n_rows; row++) any |= leftovers[row];
+    for (; any; any &= any - 1) {
+        const int bit = __builtin_ctz(any), pair = bit % BLOCK_PAIRS, odd = bit / BLOCK_PAIRS;
+        for (int32_t row = 0; row < n_rows; row++)
+            if (leftovers[row] >> bit & 1)
+                *list++ = (int32_t)leftover(pairs[(pair * n_rows + row) * 2 + odd], row, 2 * pair + odd);
     }
     return list;
 }
@@ -110,13 +121,14 @@ void integers_avx2(const uint16_t *pairs, int64_t n_blocks, int32_t n_rows, int3
     struct integer_row *rows = (struct integer_row *)(void *)tile;
     int32_t *list = tile + INTEGER_ROW_WORDS * n_blocks * n_rows;
     for (int64_t b = 0; b < n_blocks; b++, pairs += BLOCK_SIZE * n_rows, rows += n_rows) {
-        int32_t *count = list++, *end = list;
+        uint32_t leftovers[LARGE_TILE_TOKENS];
         for (int32_t row = 0; row < n_rows; row++) {
             uint32_t x[BLOCK_PAIRS];
             for (int i = 0; i < BLOCK_PAIRS; i++) memcpy(&x[i], pairs + (i * n_rows + row) * 2, sizeof x[i]);
-            end = convert_block(x, row, &rows[row], end);
+            leftovers[row] = convert_block(x, &rows[row]);
         }
-        *count = (int32_t)(end - list);
+        int32_t *end = list_leftovers(pairs, n_rows, leftovers, list + 1);
+        *list = (int32_t)(end - list) - 1;
         list = end;
     }
 }
