@@ -50,6 +50,7 @@ enum {
     RESIDENT_ROWS = 24, /* most of a token tile */
     RESIDENT_LEAST_STAGES = 3,
     RESIDENT_STAGES = 8,
+    RESIDENT_PARTS = 32,               /* of x, a stage's each, at most */
     RESIDENT_SHARED_BYTES = 226 * 1024 /* rings and x, and what aligns them */
 };
 
@@ -69,7 +70,7 @@ MOE4_CUDA_BOTH int32_t resident_x_bytes(int32_t n_steps, int32_t rows)
 /* Stages of a team's ring that fit beside that, at most RESIDENT_STAGES; 0 = too few to be of use. */
 MOE4_CUDA_BOTH int32_t resident_stages(int32_t n_steps, int32_t rows)
 {
-    if (rows > RESIDENT_ROWS) return 0;
+    if (rows > RESIDENT_ROWS || n_steps > RESIDENT_PARTS * resident_steps(n_steps)) return 0;
     const int32_t room = RESIDENT_SHARED_BYTES - 1024 - resident_x_bytes(n_steps, (rows + 7) / 8 * 8);
     const int32_t n = room / (RESIDENT_TEAMS * resident_steps(n_steps) * CUDA_STEP_BYTES);
     return n < RESIDENT_LEAST_STAGES ? 0 : n < RESIDENT_STAGES ? n : RESIDENT_STAGES;
