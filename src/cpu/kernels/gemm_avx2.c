@@ -171,23 +171,28 @@ static void restore_order(float *sums, int32_t n_subtiles)
     }
 }
 
+/* Fives and sixes, where they add up to it: four's sums are too few for fmas not to wait. */
+static int32_t group_of(int32_t n_tokens)
+{
+    return n_tokens <= GROUP_TOKENS ? n_tokens : n_tokens % 6 == 0 ? 6 : 5;
+}
+
 static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
                            struct read_ahead *ahead)
 {
     subtile_weights weights[SUBTILES];
     uint8_t scales[PANEL_ROWS] __attribute__((aligned(32)));
     struct wide_block wide;
-    const int32_t n_groups = (n_tokens + GROUP_TOKENS - 1) / GROUP_TOKENS; /* of nearly equal size */
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
         const uintptr_t at = read_on(ahead, ahead->at);
         ahead->at = at + PANEL_BLOCK_BYTES;
         widen_block(x, n_tokens, &wide);
         decode_block(panel, at, weights, scales);
-        for (int32_t g = 0; g < n_groups; g++) {
-            const int32_t first = n_tokens * g / n_groups, last = n_tokens * (g + 1) / n_groups;
-            multiply_group[last - first](weights, scales, wide.even + first, wide.odd + first, n_tokens,
-                                         sums + first * PANEL_ROWS);
+        for (int32_t first = 0, n; first < n_tokens; first += n) {
+            n = group_of(n_tokens - first);
+            multiply_group[n](weights, scales, wide.even + first, wide.odd + first, n_tokens,
+                              sums + first * PANEL_ROWS);
         }
     }
     restore_order(sums, n_tokens * SUBTILES);
@@ -197,6 +202,5 @@ const struct kernel kernel_avx2 = {.name = "gemm_avx2",
                                    .order = "blocks of fma over k, scaled by fma",
                                    .isa = MOE4_ISA_AVX2,
                                    .tile_tokens = LARGE_TILE_TOKENS,
-                                   .run = PAIR,
                                    .for_x = &kernel_avx2_integers,
                                    .gemm_tile = gemm_tile_avx2};

@@ -3,9 +3,8 @@
  * ports, and the additions go wherever one is free.  A block's sum is exact; it is scaled twice, the second time where
  * it is added to those of the blocks before.  What is no such integer is multiplied in f32.
  *
- * One or two tokens meet weights decoded in registers, as 2w + 12, which saves an instruction in nine.  More take a
- * block decoded to memory, 2w, three of them with 32 rows at a time, or four with 16: what counts is how many
- * instructions load something, and sums of 12 registers leave room for little else. */
+ * One or two tokens meet weights decoded in registers.  More take a block decoded to memory, one after the other: with
+ * all 64 rows at once a broadcast serves eight products, whose weights need no instructions of their own. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -17,32 +16,21 @@
 #include "cpu/kernels/unroll.h"
 #include "cpu/layout.h"
 
-enum { LINE_PAIRS = 4, FEW_TOKENS = 2, GROUP_TOKENS = 4 };
+enum { LINE_PAIRS = 4, FEW_TOKENS = 2 };
 
 typedef __m256i pair_weights[HALVES]; /* 2w of 16 rows, two k a lane */
 typedef pair_weights subtile_weights[BLOCK_PAIRS];
 
-/* The four pairs of 8 rows: 2w. */
+/* The four pairs of 8 rows. */
 static inline void decode_pairs(const uint8_t *codes, __m256i w[LINE_PAIRS])
 {
+    const __m256i low_byte = _mm256_set1_epi16(1), high_byte = _mm256_set1_epi16(1 << 8);
     __m256i a, b;
     look_up_half_line(codes, twice_weights(), &a, &b);
-    w[0] = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8);
-    w[1] = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8);
-    w[2] = _mm256_srai_epi16(a, 8);
-    w[3] = _mm256_srai_epi16(b, 8);
-}
-
-/* 2w + 12. */
-static inline void decode_unsigned_pairs(const uint8_t *codes, __m256i w[LINE_PAIRS])
-{
-    const __m256i low_bytes = _mm256_set1_epi16(255);
-    __m256i a, b;
-    decode_half_line(codes, &a, &b);
-    w[0] = _mm256_and_si256(a, low_bytes);
-    w[1] = _mm256_and_si256(b, low_bytes);
-    w[2] = _mm256_srli_epi16(a, 8);
-    w[3] = _mm256_srli_epi16(b, 8);
+    w[0] = _mm256_maddubs_epi16(low_byte, a);
+    w[1] = _mm256_maddubs_epi16(low_byte, b);
+    w[2] = _mm256_maddubs_epi16(high_byte, a);
+    w[3] = _mm256_maddubs_epi16(high_byte, b);
 }
 
 /* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
@@ -69,12 +57,15 @@ static inline void decode_scales(const uint8_t *scales, panel_scales out)
     }
 }
 
-/* sum + w * x.  The addition is spelled out: left to itself, gcc adds up products first, and runs out of registers. */
-static inline __m256i multiply_pair(__m256i sum, __m256i w, __m256i x)
+/* sum += w * x, or, if it is the first, = w * x.  Left to itself, gcc would add up products first, and run out of
+ * registers. */
+static inline __attribute__((always_inline)) void multiply_pair(__m256i *sum, __m256i w, __m256i x, const int is_first)
 {
     const __m256i product = _mm256_madd_epi16(w, x);
-    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
-    return sum;
+    if (is_first)
+        *sum = product;
+    else
+        __asm__("vpaddd %1, %0, %0" : "+x"(*sum) : "x"(product));
 }
 
 /* sums[8 rows] += a block's sum, scaled. */
@@ -84,41 +75,24 @@ static inline void add_block(__m256i block, __m256 x_scale, __m256 scale, float 
     _mm256_store_ps(sums, _mm256_fmadd_ps(value, scale, _mm256_load_ps(sums)));
 }
 
-/* sums[t][16 n_sub rows] += a block times n_tokens tokens.  Always inlined with constants, like multiply_codes: a
- * block's sums stay in registers, 2 * n_sub * n_tokens <= 12. */
-static inline __attribute__((always_inline)) void multiply(const subtile_weights *weights, panel_scales scales,
-                                                           const struct integer_row *x, const int n_tokens,
-                                                           const int n_sub, float *sums)
+/* sums[64 rows] += a block of a panel times a token. */
+APART void multiply(const subtile_weights *weights, panel_scales scales, const struct integer_row *x, float *sums)
 {
-    __m256i block[GROUP_TOKENS][SUBTILES][HALVES];
+    __m256i block[SUBTILES * HALVES];
     UNROLL
     for (int i = 0; i < BLOCK_PAIRS; i++) {
+        const __m256i pair = _mm256_set1_epi32(x->pairs[i]);
         UNROLL
-        for (int t = 0; t < n_tokens; t++) {
-            const __m256i pair = _mm256_set1_epi32(x[t].pairs[i]);
-            UNROLL
-            for (int j = 0; j < n_sub * HALVES; j++) {
-                const __m256i w = weights[j / HALVES][i][j % HALVES];
-                __m256i *sum = &block[t][j / HALVES][j % HALVES];
-                if (i > 0) {
-                    *sum = multiply_pair(*sum, w, pair);
-                } else {
-                    *sum = _mm256_madd_epi16(w, pair);
-                    __asm__("" : "+x"(*sum));
-                }
-            }
-        }
+        for (int j = 0; j < SUBTILES * HALVES; j++)
+            multiply_pair(&block[j], weights[j / HALVES][i][j % HALVES], pair, i == 0);
     }
+    const __m256 x_scale = _mm256_broadcast_ss(&x->scale);
     UNROLL
-    for (int t = 0; t < n_tokens; t++, sums += PANEL_ROWS) {
-        const __m256 x_scale = _mm256_broadcast_ss(&x[t].scale);
-        UNROLL
-        for (int j = 0; j < n_sub * HALVES; j++)
-            add_block(block[t][j / HALVES][j % HALVES], x_scale, scales[j / HALVES][j % HALVES], sums + j * LANES);
-    }
+    for (int j = 0; j < SUBTILES * HALVES; j++)
+        add_block(block[j], x_scale, scales[j / HALVES][j % HALVES], sums + j * LANES);
 }
 
-/* The same for a panel, from codes. */
+/* The same for several tokens, from codes.  Always inlined with their number. */
 static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, uintptr_t at,
                                                                  panel_scales scales, const struct integer_row *x,
                                                                  const int n_tokens, float *sums)
@@ -126,19 +100,16 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
     for (int s = 0; s < SUBTILES; s++, sums += SUBTILE_ROWS) {
         __m256i block[FEW_TOKENS][HALVES];
         UNROLL
-        for (int t = 0; t < n_tokens; t++)
-            for (int h = 0; h < HALVES; h++) block[t][h] = _mm256_set1_epi32(x[t].start);
-        UNROLL
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
             __m256i w[HALVES][LINE_PAIRS];
             at = read_lines(at, 1);
             __asm__ volatile("" ::: "memory"); /* else gcc asks for all of a subtile's lines at once */
-            for (int h = 0; h < HALVES; h++) decode_unsigned_pairs(codes + h * LINE_BYTES / HALVES, w[h]);
+            for (int h = 0; h < HALVES; h++) decode_pairs(codes + h * LINE_BYTES / HALVES, w[h]);
             UNROLL
             for (int i = 0; i < LINE_PAIRS; i++)
                 for (int t = 0; t < n_tokens; t++) {
                     const __m256i pair = _mm256_set1_epi32(x[t].pairs[line * LINE_PAIRS + i]);
-                    for (int h = 0; h < HALVES; h++) block[t][h] = multiply_pair(block[t][h], w[h][i], pair);
+                    for (int h = 0; h < HALVES; h++) multiply_pair(&block[t][h], w[h][i], pair, line + i == 0);
                 }
         }
         UNROLL
@@ -148,21 +119,6 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
                           sums + t * PANEL_ROWS + h * LANES);
     }
 }
-
-#define MULTIPLY_GROUP(N)                                                                                              \
-    APART void multiply_##N(const subtile_weights *weights, panel_scales scales, const struct integer_row *x,          \
-                            float *sums)                                                                               \
-    {                                                                                                                  \
-        enum { N_SUB = N <= 3 ? 2 : 1 };                                                                               \
-        for (int s = 0; s < SUBTILES; s += N_SUB)                                                                      \
-            multiply(weights + s, scales + s, x, N, N_SUB, sums + s * SUBTILE_ROWS);                                   \
-    }
-MULTIPLY_GROUP(2)
-MULTIPLY_GROUP(3)
-MULTIPLY_GROUP(4)
-
-static void (*const multiply_group[])(const subtile_weights *, panel_scales, const struct integer_row *,
-                                      float *) = {NULL, NULL, multiply_2, multiply_3, multiply_4};
 
 #define MULTIPLY_FEW(N)                                                                                                \
     APART void multiply_few_##N(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,  \
@@ -226,21 +182,13 @@ APART void multiply_leftover_codes(const uint8_t *codes, panel_scales scales, co
     }
 }
 
-/* Three tokens at a time are best; four take care of the rest. */
-static int32_t group_of(int32_t n_tokens)
-{
-    return n_tokens % 3 == 0 || n_tokens == 5 ? 3 : n_tokens < 4 ? n_tokens : 4;
-}
-
 static void multiply_block(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
                            int32_t n_tokens, const int32_t *list, int32_t n_left, float *sums)
 {
     subtile_weights weights[SUBTILES];
     decode_block(codes, at, weights);
-    for (int32_t first = 0, n; first < n_tokens; first += n) {
-        n = group_of(n_tokens - first);
-        multiply_group[n]((const subtile_weights *)weights, scales, x + first, sums + first * PANEL_ROWS);
-    }
+    for (int32_t t = 0; t < n_tokens; t++)
+        multiply((const subtile_weights *)weights, scales, x + t, sums + t * PANEL_ROWS);
     multiply_leftovers((const subtile_weights *)weights, scales, list, n_left, sums);
 }
 
@@ -275,7 +223,6 @@ const struct kernel kernel_avx2_integers = {
     .order = "x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma",
     .isa = MOE4_ISA_AVX2,
     .tile_tokens = LARGE_TILE_TOKENS,
-    .run = PAIR,
     .block_words = INTEGER_WORDS,
     .convert = integers_avx2,
     .gemm_tile = gemm_tile_avx2_integers};

@@ -16,16 +16,15 @@
 
 #include "base/dims.h"
 
-enum { BLOCK_PAIRS = BLOCK_SIZE / 2, INTEGER_WEIGHT_OFFSET = 12 };
+enum { BLOCK_PAIRS = BLOCK_SIZE / 2 };
 
 struct integer_row {
     int32_t pairs[BLOCK_PAIRS]; /* int16 of an even k in the low half, of the next in the high half */
-    int32_t start;              /* -12 times their sum, where weights are 2w + 12 */
     float scale;                /* half of what an integer 1 is worth */
 };
 
 /* 32-bit words a row and block, and how many there are with leftovers at most. */
-enum { INTEGER_ROW_WORDS = BLOCK_PAIRS + 2, INTEGER_WORDS = INTEGER_ROW_WORDS + 1 + BLOCK_SIZE };
+enum { INTEGER_ROW_WORDS = BLOCK_PAIRS + 1, INTEGER_WORDS = INTEGER_ROW_WORDS + 1 + BLOCK_SIZE };
 
 /* A leftover: bf16 in the high half, below it the row in the tile and k. */
 static inline uint32_t leftover(uint32_t bf16, int32_t row, int32_t k)

@@ -68,17 +68,10 @@ static struct integers divide(const struct block *b, uint32_t exponent)
 static void store_row(const struct integers *q, uint32_t exponent, struct integer_row *row)
 {
     const __m256i low = _mm256_set1_epi32(0xFFFF);
-    __m256i sum = _mm256_setzero_si256();
     for (int v = 0; v < VECTORS / 2; v++) {
-        __m256i even = q->of[v], odd = q->of[v + VECTORS / 2];
-        sum = _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
-        even = _mm256_or_si256(_mm256_and_si256(even, low), _mm256_slli_epi32(odd, 16));
-        _mm256_storeu_si256((__m256i *)(void *)(row->pairs + v * LANES), even);
+        const __m256i even = _mm256_and_si256(q->of[v], low), odd = _mm256_slli_epi32(q->of[v + VECTORS / 2], 16);
+        _mm256_storeu_si256((__m256i *)(void *)(row->pairs + v * LANES), _mm256_or_si256(even, odd));
     }
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1));
-    row->start = -INTEGER_WEIGHT_OFFSET * _mm_cvtsi128_si32(half);
     row->scale = unit(exponent, -1);
 }
 
