@@ -46,11 +46,11 @@ void problem_release(struct problem *p)
     buffers_release(&p->buffers);
 }
 
-uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n)
+uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n, int32_t run)
 {
     uint16_t *packed = buffers_allocate(&p->buffers, (size_t)(n * p->K) * sizeof *packed);
     for (int64_t k = 0; k < p->K; k++)
-        for (int32_t t = 0; t < n; t++) packed[(k / 2 * n + t) * 2 + k % 2] = p->x[(first + t) * p->K + k];
+        for (int32_t t = 0; t < n; t++) packed[(k / run * n + t) * run + k % run] = p->x[(first + t) * p->K + k];
     return packed;
 }
 
@@ -59,7 +59,7 @@ float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first
     float *sums = buffers_allocate(&p->buffers, (size_t)n * PANEL_ROWS * sizeof *sums);
     struct read_ahead ahead = {0};
     read_ahead_begin(&ahead, p->panel, p->K / 32 * PANEL_BLOCK_BYTES);
-    const uint16_t *x = problem_pack(p, first, n);
+    const uint16_t *x = problem_pack(p, first, n, kernel->run);
     if (kernel->convert) {
         size_t n_words = (size_t)(n * p->K / BLOCK_SIZE * kernel->block_words);
         int32_t *converted = buffers_allocate(&p->buffers, n_words * sizeof *converted);

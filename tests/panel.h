@@ -29,8 +29,8 @@ struct problem {
 struct problem problem_create(enum weight_data data, int64_t K, int32_t n_tokens);
 void problem_release(struct problem *p);
 
-/* Tokens first .. first+n-1 as kernels want them. */
-uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n);
+/* Tokens first .. first+n-1 as kernels want them, runs of so many k. */
+uint16_t *problem_pack(struct problem *p, int32_t first, int32_t n, int32_t run);
 
 /* Runs a kernel on tokens first .. first+n-1, to sums [n][64] that nothing follows. */
 float *problem_run(const struct kernel *kernel, struct problem *p, int32_t first, int32_t n);

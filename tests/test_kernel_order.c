@@ -41,11 +41,11 @@ static float block_vdpbf16ps(const float *x, const float *w)
 }
 
 /* Even and odd k in a chain each. */
-static float block_tdpbf16ps(const float *x, const float *w)
+static float add_tdpbf16ps(float sum, const float *x, const float *w, float scale)
 {
     float chains[2] = {0, 0};
-    for (int k = 0; k < BLOCK_SIZE; k++) chains[k % 2] = flush(fmaf(flush(x[k]), w[k], chains[k % 2]));
-    return flush(chains[0] + chains[1]);
+    for (int k = 0; k < BLOCK_SIZE; k++) chains[k % 2] = flush(fmaf(flush(x[k]), w[k] * scale, chains[k % 2]));
+    return flush(sum + flush(chains[0] + chains[1]));
 }
 
 /* a + b, and where that is between two floats, the one whose last bit is 1. */
@@ -125,7 +125,7 @@ static const struct order {
     {"x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma", NULL, NULL,
      add_integers},
     {"blocks of vdpbf16ps, scaled, added", block_vdpbf16ps, add_scaled, NULL},
-    {"blocks of tdpbf16ps, scaled by fma", block_tdpbf16ps, add_by_fma, NULL},
+    {"blocks of tdpbf16ps with scaled weights, added", NULL, NULL, add_tdpbf16ps},
     {"blocks of bfmmla, scaled by fma", block_bfmmla, add_by_fma, NULL},
 };
 

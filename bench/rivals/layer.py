@@ -3,11 +3,14 @@
 Letters as in src/base/dims.h.  Sizes, weights and logits are drawn as src/cuda/layer_bench.c draws them.
 """
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 MAX_T, MAX_SETS, N_REPLAYS = 8192, 16, 15
+HOT_SECONDS, RESTED_SECONDS = 0.3, 1.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ SHAPES = {
     "oss20b": Shape(32, 4, 2880, 2880, 1.702, 1.0, 7.0),
     "dsv3": Shape(256, 8, 7168, 2048),
     "v4flash": Shape(256, 6, 4096, 2048),
+    "k3": Shape(896, 16, 3584, 3072),  # SITU, which nobody else has: SiLU instead
 }
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -66,18 +70,30 @@ class Matrix:
         return torch.ldexp(values, self.scales[e].int().unsqueeze(-1) - 127).flatten(1)
 
 
-@dataclass
 class Layer:
-    shape: Shape
-    w1: Matrix = field(init=False)  # rows gate 0, up 0, gate 1, ...
-    w2: Matrix = field(init=False)
+    def __init__(self, shape):
+        self.shape = shape
 
-    def __post_init__(self):
-        s, generator = self.shape, torch.Generator("cuda").manual_seed(1)
-        self.w1 = Matrix.random(s.E, 2 * s.I, s.H, generator)
-        self.w2 = Matrix.random(s.E, s.H, s.I, generator)
-        self.x = torch.randn(MAX_T, s.H, device="cuda", generator=generator).bfloat16()
-        self.logits = torch.randn(MAX_T, s.E, device="cuda", generator=generator)
+    @staticmethod
+    def generator(seed):
+        return torch.Generator("cuda").manual_seed(seed)
+
+    @cached_property
+    def w1(self):
+        """Rows gate 0, up 0, gate 1, ..."""
+        return Matrix.random(self.shape.E, 2 * self.shape.I, self.shape.H, self.generator(1))
+
+    @cached_property
+    def w2(self):
+        return Matrix.random(self.shape.E, self.shape.H, self.shape.I, self.generator(2))
+
+    @cached_property
+    def x(self):
+        return torch.randn(MAX_T, self.shape.H, device="cuda", generator=self.generator(3)).bfloat16()
+
+    @cached_property
+    def logits(self):
+        return torch.randn(MAX_T, self.shape.E, device="cuda", generator=self.generator(4))
 
     def halves(self):
         """w1 with all gates before all ups."""
@@ -114,24 +130,51 @@ class Rival:
     def __init__(self, layer):
         self.layer, self.shape = layer, layer.shape
         self.beta = layer.shape.beta  # another, where its activation knows only that
-        self.x = layer.x  # padded, where it wants that
+
+    @cached_property
+    def x(self):
+        return self.layer.x  # padded, where it wants that
+
+    def measure(self, T, state):
+        """What a result says of T tokens a call."""
+        error = self.error(T)
+        if not error < 0.1:
+            raise ValueError(f"error {error} at T = {T}")
+        return {"ms": self.ms(T, state), "error": error}
 
     def error(self, T):
         return self.layer.error(self.forward(self.x[:T], self.layer.logits[:T]), self.beta)
 
-    def ms(self, T):
+    def ms(self, T, state):
         """Median ms of a call: CUDA events around replays of a graph of calls that differ in x and logits."""
         calls = [(self.x[tokens], self.layer.logits[tokens]) for tokens in self.layer.calls(T)]
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for call in calls[:2]:  # compiles
-                self.forward(*call)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for call in calls:
-                self.forward(*call)
-        return median_ms(graph.replay) / len(calls)
+        return median_call_ms([lambda call=call: self.forward(*call) for call in calls], state)
+
+
+def median_call_ms(calls, state):
+    """Of the calls, which a graph holds."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:  # compiles
+            call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    bring_into(state, graph.replay)
+    return median_ms(graph.replay) / len(calls)
+
+
+def bring_into(state, run):
+    """The GPU: "hot" by runs that are not timed, "rested" by none, or "plain", as whatever came before left it."""
+    torch.cuda.synchronize()
+    if state == "rested":
+        time.sleep(RESTED_SECONDS)
+    end = time.monotonic() + HOT_SECONDS
+    while state == "hot" and time.monotonic() < end:
+        run()
+        torch.cuda.synchronize()
 
 
 def median_ms(run):

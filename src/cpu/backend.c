@@ -30,7 +30,12 @@ static moe4_status open_pool(struct moe4_context *context, const moe4_context_co
 static moe4_status cpu_open(struct moe4_context *context, const moe4_context_config *config)
 {
     struct cpu_features features = isa_read_features();
-    moe4_isa best = isa_best(&features), isa = config->isa == MOE4_ISA_AUTO ? best : config->isa;
+    moe4_isa best = isa_best(&features);
+    if (config->isa == MOE4_ISA_AUTO && !isa_enable(best)) {
+        features.xcr0 &= ISA_XCR0_ALWAYS;
+        best = isa_best(&features);
+    }
+    moe4_isa isa = config->isa == MOE4_ISA_AUTO ? best : config->isa;
     const char *name = isa_name(isa);
     if (!name) return context_fail(context, MOE4_EINVAL, "isa is %d, which is no level", isa);
     if (!isa_is_offered(&features, isa))

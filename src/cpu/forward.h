@@ -23,6 +23,7 @@
 struct tile {
     int32_t first_row; /* in the chunk */
     int32_t n_rows;
+    int32_t run;        /* consecutive k of a row in the packed activations (layout.h) */
     int64_t output_row; /* of its first row in the optional outputs */
 };
 
@@ -87,9 +88,9 @@ struct forward {
     float *x_factor;            /* [n_rows] what a row's sums of gate_up must be multiplied by (tame.h) */
     float *intermediate_factor; /* [n_rows, n_groups] the same for down: fp8 scales, or tame.h */
     _Atomic int has_wild;       /* an intermediate may be too large or too small to be summed as it is */
-    uint16_t *x;                /* tile after tile, each [H/2][n_rows] pairs, or in int8 compute as int8.h says */
+    uint16_t *x;                /* tile after tile, each [H/run][n_rows][run], or in int8 compute as int8.h says */
     int32_t *operand;           /* tile after tile, what the kernel for x converts x to */
-    uint16_t *intermediate;     /* tile after tile, each [I/2][n_rows] pairs, or the same */
+    uint16_t *intermediate;     /* tile after tile, each [I/run][n_rows][run], or the same */
     uint16_t *z;                /* [panels of down][n_rows][PANEL_ROWS] */
     char *scratch;              /* plan.scratch_bytes for each thread */
 };
@@ -149,6 +150,9 @@ const uint16_t *converted_row(const struct forward *f, int64_t slot, uint16_t *r
 /* gather, part of gate_up: at its beginning, and before a thread multiplies panels of an expert. */
 void gather_begin(struct forward *f);
 void gather_expert(struct forward *f, const struct active_expert *expert, int32_t worker);
+
+/* n elements of each row into a tile, [n/run][n_rows][run]; n is whole blocks. */
+void gather_runs(const uint16_t *const *rows, int32_t n_rows, int64_t n, int32_t run, uint16_t *packed);
 
 /* combine, part of down: at its beginning, and when one expert's product of a panel is there. */
 void combine_begin(struct forward *f, int64_t n_panels);

@@ -12,6 +12,7 @@
 #endif
 
 enum {
+    LEAF0_EBX_INTEL = 0x756E6547, /* "Genu", of "GenuineIntel" */
     LEAF1_ECX_FMA = 1 << 12,
     LEAF1_ECX_OSXSAVE = 1 << 27,
     LEAF1_ECX_F16C = 1 << 29,
@@ -36,8 +37,8 @@ enum {
  * ends in C, which needs nothing. */
 static const struct level {
     const char *name;
-    moe4_isa below;      /* 0 = none */
-    int is_by_name_only; /* AUTO never means it: slower than the level below it where tokens are few */
+    moe4_isa below;   /* 0 = none */
+    uint32_t slow_on; /* whose CPUs AUTO does not mean it on: they are faster at the level below it */
     struct cpu_features needs;
 } levels[] = {
     [MOE4_ISA_AUTO] = {.name = "auto"},
@@ -58,10 +59,10 @@ static const struct level {
                               .needs = {.leaf7_ecx = LEAF7_ECX_AVX512VNNI}},
     [MOE4_ISA_AVX512_BF16] = {.name = "avx512_bf16",
                               .below = MOE4_ISA_AVX512_VNNI,
+                              .slow_on = LEAF0_EBX_INTEL, /* vdpbf16ps takes four times as long as an fma */
                               .needs = {.leaf7_1_eax = LEAF7_1_EAX_AVX512BF16}},
     [MOE4_ISA_AMX] = {.name = "amx",
                       .below = MOE4_ISA_AVX512_BF16,
-                      .is_by_name_only = 1,
                       .needs = {.leaf7_edx = LEAF7_EDX_AMX_BF16 | LEAF7_EDX_AMX_TILE, .xcr0 = XCR0_TILES}},
     [MOE4_ISA_NEON] = {.name = "neon", .below = MOE4_ISA_C, .needs = {.hwcap = AARCH64_ASIMD}},
     [MOE4_ISA_NEON_BF16] = {.name = "neon_bf16", .below = MOE4_ISA_NEON, .needs = {.hwcap2 = AARCH64_BF16}},
@@ -96,7 +97,9 @@ moe4_isa isa_best(const struct cpu_features *features)
 {
     moe4_isa best = MOE4_ISA_C;
     for (moe4_isa isa = MOE4_ISA_C; isa_name(isa); isa++)
-        if (isa_is_offered(features, isa) && !levels[isa].is_by_name_only && isa_includes(isa, best)) best = isa;
+        if (isa_is_offered(features, isa) && isa_includes(isa, best) &&
+            (!levels[isa].slow_on || levels[isa].slow_on != features->leaf0_ebx))
+            best = isa;
     return best;
 }
 
@@ -113,7 +116,7 @@ struct cpu_features isa_read_features(void)
 {
     struct cpu_features f = {0};
     uint32_t a, b, c, d;
-    if (!__get_cpuid(0, &f.max_leaf, &b, &c, &d)) return f;
+    if (!__get_cpuid(0, &f.max_leaf, &f.leaf0_ebx, &c, &d)) return f;
     if (__get_cpuid(1, &a, &b, &f.leaf1_ecx, &d) && f.leaf1_ecx & LEAF1_ECX_OSXSAVE) f.xcr0 = read_xcr0();
     uint32_t max_subleaf = 0;
     if (__get_cpuid_count(7, 0, &max_subleaf, &f.leaf7_ebx, &f.leaf7_ecx, &f.leaf7_edx) && max_subleaf >= 1)

@@ -19,14 +19,18 @@ struct cpu_features {
     uint64_t xcr0;        /* register state that the operating system saves; 0 without OSXSAVE */
     uint64_t hwcap;       /* aarch64: AT_HWCAP and AT_HWCAP2 of Linux's auxiliary vector */
     uint64_t hwcap2;
+    uint32_t leaf0_ebx; /* who made it */
 };
+
+/* The state that a system which saves it gives to everybody; the rest isa_enable asks for. */
+#define ISA_XCR0_ALWAYS UINT64_C(0xFFFF)
 
 struct cpu_features isa_read_features(void);
 
 /* Whether a CPU with these features has a level (not AUTO). */
 int isa_is_offered(const struct cpu_features *features, moe4_isa isa);
 
-/* What AUTO stands for on such a CPU: its highest level that need not be asked for by name. */
+/* What AUTO stands for on such a CPU: its highest level that is not known to be slower than one below it. */
 moe4_isa isa_best(const struct cpu_features *features);
 
 /* Whether what is made for level `part` runs at level `isa`: it is that level, or one below it in the same family. */

@@ -14,14 +14,16 @@
  *   bits 31..28 27..24 23..20 19..16 | 15..12 11..8  7..4   3..0
  *        k=7    k=5    k=3    k=1    | k=6    k=4    k=2    k=0
  *
- * The fast kernels add up a block with unscaled weights and multiply the sum by its scale, in f32.  That is exact for
- * E8M0 bytes 1..240; experts with others (but for blocks of zeros, whose scale is immaterial) take the exact kernel.
+ * The fast kernels add up a block with unscaled weights and multiply the sum by its scale, in f32, or look up weights
+ * with their scales.  That is exact for E8M0 bytes 2..240; experts with others (but for blocks of zeros, whose scale
+ * is immaterial) take the exact kernel.
  *
  * A gated gate/up matrix: panel p holds gate and up rows of i = 32p .. 32p+31, in rows 0..15 gates of the first 16 i,
  * 16..31 their ups, 32..47 gates of the second 16, 48..63 their ups.  Every other matrix: row r is panel r/64, row
  * r%64, and rows past the end are zeros.
  *
- * Activations are packed by token tiles of up to 12 or 96 rows: pairs of bf16, [K/2][rows of the tile]. */
+ * Activations are packed by token tiles of up to 12 or 96 rows: [K/run][rows of the tile][run] bf16, where a run is a
+ * pair, or for kernels that like that a whole block. */
 #ifndef MOE4_CPU_LAYOUT_H
 #define MOE4_CPU_LAYOUT_H
 
@@ -40,7 +42,8 @@ enum {
     GATED_PANEL_COLUMNS = 32, /* columns of I that a gated panel yields */
     TILE_TOKENS = 12,         /* routed rows of a token tile, at most, */
     LARGE_TILE_TOKENS = 96,   /* or that many, if the kernel likes that */
-    SCALE_FAST_MIN = 1,  /* E8M0 bytes that are normal f32 numbers and overflow with no code, nor with the sum of */
+    PAIR = 2,                 /* k of a run */
+    SCALE_FAST_MIN = 2,  /* E8M0 bytes under which each code is a normal bf16, and none overflows, nor the sum of */
     SCALE_FAST_MAX = 240 /* a block of codes times int8 */
 };
 

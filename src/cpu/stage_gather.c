@@ -1,4 +1,4 @@
-/* gather: the rows of x that a token tile needs, as the kernels read them: pairs interleaved, what a kernel converts
+/* gather: the rows of x that a token tile needs, as the kernels read them: runs interleaved, what a kernel converts
  * these to, or in int8 compute codes with their scales.  The first thread that needs a tile gathers it, while others
  * gather the expert's other tiles. */
 #include <stdatomic.h>
@@ -21,26 +21,29 @@ size_t gather_scratch_bytes(const struct moe4_layer *layer)
     return LARGE_TILE_TOKENS * (size_t)layer->H * sizeof(uint16_t);
 }
 
-/* Rows of n pairs each to pairs of n_rows each. */
-static void interleave(const uint16_t *const *rows, int32_t n_rows, int64_t n, uint16_t *packed)
+void gather_runs(const uint16_t *const *rows, int32_t n_rows, int64_t n, int32_t run, uint16_t *packed)
 {
     if (n_rows == 1) {
-        memcpy(packed, rows[0], (size_t)n * 4);
-        return;
+        memcpy(packed, rows[0], (size_t)n * 2);
+    } else if (run == PAIR) {
+        for (int64_t k = 0; k < n; k += PAIR)
+            for (int32_t row = 0; row < n_rows; row++, packed += PAIR) memcpy(packed, rows[row] + k, PAIR * 2);
+    } else {
+        for (int64_t k = 0; k < n; k += BLOCK_SIZE)
+            for (int32_t row = 0; row < n_rows; row++, packed += BLOCK_SIZE)
+                memcpy(packed, rows[row] + k, BLOCK_SIZE * 2);
     }
-    for (int64_t pair = 0; pair < n; pair++)
-        for (int32_t row = 0; row < n_rows; row++, packed += 2) memcpy(packed, rows[row] + 2 * pair, 4);
 }
 
-static void gather_pairs(const struct forward *f, const struct tile *tile, const uint16_t *const *rows)
+static void gather_bf16(const struct forward *f, const struct tile *tile, const uint16_t *const *rows)
 {
     const int64_t H = f->layer->H;
     uint16_t *packed = f->x + tile->first_row * H;
-    interleave(rows, tile->n_rows, H / 2, packed);
+    gather_runs(rows, tile->n_rows, H, tile->run, packed);
     if (f->call->batch->compute == MOE4_COMPUTE_FP8) return; /* codes need no taming */
     for (int32_t row = 0; row < tile->n_rows; row++)
         f->x_factor[tile->first_row + row] =
-            tame_row(packed, tile->n_rows, row, H, f->prepared->rows->largest(rows[row], H));
+            tame_row(packed, tile->n_rows, tile->run, row, H, f->prepared->rows->largest(rows[row], H));
 }
 
 static void gather_int8(const struct forward *f, const struct tile *tile, const uint16_t *const *rows)
@@ -69,7 +72,7 @@ static void gather_tile(const struct forward *f, const struct active_expert *exp
     if (forward_is_int8(f))
         gather_int8(f, tile, rows);
     else
-        gather_pairs(f, tile, rows);
+        gather_bf16(f, tile, rows);
     const struct kernel *kernel = forward_x_kernel(f, expert);
     if (kernel->convert)
         kernel->convert(f->x + tile->first_row * f->layer->H, f->layer->H / BLOCK_SIZE, tile->n_rows,

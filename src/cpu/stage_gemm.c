@@ -31,9 +31,10 @@ static void add_bias(const float *sums, float factor, const float *bias, float *
 static void store_intermediate(const struct forward *f, const struct tile *tile, int64_t first, int64_t n,
                                const uint16_t *v, int64_t stride)
 {
-    uint16_t *packed = f->intermediate + tile->first_row * f->layer->I + first * tile->n_rows;
-    for (int64_t pair = 0; pair < n / 2; pair++)
-        for (int32_t row = 0; row < tile->n_rows; row++, packed += 2) memcpy(packed, v + row * stride + 2 * pair, 4);
+    const uint16_t *rows[LARGE_TILE_TOKENS];
+    for (int32_t row = 0; row < tile->n_rows; row++) rows[row] = v + row * stride;
+    gather_runs(rows, tile->n_rows, n, tile->run,
+                f->intermediate + tile->first_row * f->layer->I + first * tile->n_rows);
 }
 
 /* What happens to a tile's rounded intermediate, v [n_rows][stride], before down sees it: quantised in mxfp8 mode, and
@@ -133,15 +134,9 @@ static void tame_tiles(struct forward *f, int64_t first, int64_t last, int32_t w
         const struct tile *tile = &f->tiles[i];
         uint16_t *packed = f->intermediate + tile->first_row * I;
         for (int32_t row = 0; row < tile->n_rows; row++)
-            f->intermediate_factor[tile->first_row + row] =
-                tame_row(packed, tile->n_rows, row, I, tame_largest(packed, tile->n_rows, row, I));
+            f->intermediate_factor[tile->first_row + row] = tame_row(
+                packed, tile->n_rows, tile->run, row, I, tame_largest(packed, tile->n_rows, tile->run, row, I));
     }
-}
-
-/* The pair (k, k+1), k even, of a packed row. */
-static uint16_t *packed_pair(uint16_t *packed, int32_t n_rows, int32_t row, int64_t k)
-{
-    return packed + (k / 2 * n_rows + row) * 2;
 }
 
 /* fp8 mode: columns first .. first+n-1 of a row, one group, become codes, and their scale its factor. */
@@ -150,12 +145,13 @@ static void quantize_group(struct forward *f, const struct tile *tile, int32_t r
     const struct row_kernels *rows = f->prepared->rows;
     const moe4_result *result = f->call->result;
     const int64_t I = f->layer->I, group = first / FP8_GROUP, output_row = tile->output_row + row;
-    uint16_t v[FP8_GROUP], *packed = f->intermediate + tile->first_row * I;
+    const int32_t run = tile->run;
+    uint16_t v[FP8_GROUP], *packed = f->intermediate + tile->first_row * I + first * tile->n_rows + row * run;
     uint8_t codes[FP8_GROUP];
-    for (int64_t k = 0; k < n; k += 2) memcpy(v + k, packed_pair(packed, tile->n_rows, row, first + k), 4);
+    for (int64_t k = 0; k < n; k += run) memcpy(v + k, packed + k * tile->n_rows, (size_t)run * 2);
     float scale = fp8_scale(bf16_to_f32(rows->largest(v, n)));
     rows->quantize_fp8(v, n, scale, codes);
-    for (int64_t k = 0; k < n; k += 2) memcpy(packed_pair(packed, tile->n_rows, row, first + k), v + k, 4);
+    for (int64_t k = 0; k < n; k += run) memcpy(packed + k * tile->n_rows, v + k, (size_t)run * 2);
     f->intermediate_factor[(tile->first_row + row) * f->n_groups + group] = scale;
     if (result->intermediate) memcpy((uint8_t *)result->intermediate + output_row * I + first, codes, (size_t)n);
     if (result->intermediate_scale) ((float *)result->intermediate_scale)[output_row * f->n_groups + group] = scale;

@@ -92,12 +92,13 @@ static void sort_active(struct forward *f)
 /* Tiles of nearly equal size: 13 rows are 7 + 6, not 12 + 1. */
 static void cut_tiles(struct forward *f, struct active_expert *expert)
 {
+    const int32_t run = forward_kernel(f, expert)->run;
     int32_t n = (expert->n_rows + f->tile_tokens - 1) / f->tile_tokens, row = expert->first_row;
     expert->first_tile = f->n_tiles;
     expert->n_tiles = n;
     for (int32_t i = 0; i < n; i++) {
         int32_t rows = expert->n_rows / n + (i < expert->n_rows % n);
-        f->tiles[f->n_tiles++] = (struct tile){row, rows, expert->output_row + row - expert->first_row};
+        f->tiles[f->n_tiles++] = (struct tile){row, rows, run, expert->output_row + row - expert->first_row};
         row += rows;
     }
 }

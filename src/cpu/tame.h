@@ -19,11 +19,11 @@ static inline int tame_is_wild(uint16_t largest)
     return largest >= HUGE_BF16 || (largest < TINY_BF16 && largest > 0);
 }
 
-/* Multiplies row `row` of a packed tile, [K/2][n_rows] pairs, if `largest` (bits of its largest magnitude) is wild.
+/* Multiplies row `row` of a packed tile, [K/run][n_rows][run], if `largest` (bits of its largest magnitude) is wild.
  * Returns what the row's sums must be multiplied by. */
-float tame_row(uint16_t *packed, int32_t n_rows, int32_t row, int64_t K, uint16_t largest);
+float tame_row(uint16_t *packed, int32_t n_rows, int32_t run, int32_t row, int64_t K, uint16_t largest);
 
 /* Bits of the largest magnitude of a packed row. */
-uint16_t tame_largest(const uint16_t *packed, int32_t n_rows, int32_t row, int64_t K);
+uint16_t tame_largest(const uint16_t *packed, int32_t n_rows, int32_t run, int32_t row, int64_t K);
 
 #endif

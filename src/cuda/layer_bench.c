@@ -2,14 +2,17 @@
  * Weights are random and every expert has its own copy; each replay runs several calls with logits of their own, so
  * that no cache holds what the next call needs.  Checks that a token's y has the same bits at every T.
  *
- *   layer_bench [SHAPE...] [T=COUNT...] [uniform|zipf|half...] [bf16|mxfp8|fp8...]
+ *   layer_bench [SHAPE...] [T=COUNT...] [uniform|zipf|half...] [bf16|mxfp8|fp8...] [plain|hot|rested...]
  *
- * takes every combination; by default all shapes and counts, uniform, bf16.  Not part of the library. */
+ * takes every combination; by default all shapes and counts, uniform, bf16, plain.  hot: after some time of the same
+ * calls; rested: after some time of none; plain: after whatever came before.  Not part of the library. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
+#include <time.h>
 
 #include "moe4/moe4.h"
 
@@ -201,6 +204,36 @@ static void destroy_run(struct run *run)
     cudaStreamDestroy(run->stream);
 }
 
+/* ---- What is timed ------------------------------------------------------------------------------------------------
+ */
+
+static const char *const routing_names[] = {"uniform", "zipf", "half"}, *const compute_names[] = {"bf16", "mxfp8",
+                                                                                                  "fp8"};
+static const char *const state_names[] = {"plain", "hot", "rested"};
+static const int64_t all_counts[] = {1, 8, 32, 128, 512, 2048, 8192};
+
+/* Whether `word` is among the arguments, or is what is meant where none of its group is. */
+static int is_wanted(char **arguments, const char *word, const char *const *group, int n_group, int by_default)
+{
+    int any = 0;
+    for (char **argument = arguments; *argument; argument++) {
+        if (!strcmp(*argument, word)) return 1;
+        for (int g = 0; g < n_group; g++) any |= !strcmp(*argument, group[g]);
+    }
+    return !any && by_default;
+}
+
+static int is_wanted_count(char **arguments, int64_t T)
+{
+    int any = 0;
+    for (char **argument = arguments; *argument; argument++) {
+        if (strncmp(*argument, "T=", 2)) continue;
+        if (atoll(*argument + 2) == T) return 1;
+        any = 1;
+    }
+    return !any;
+}
+
 /* ---- What a run says --------------------------------------------------------------------------------------------- */
 
 static void fetch_y(const struct run *run, int64_t T, uint16_t *y)
@@ -238,6 +271,25 @@ static int compare_floats(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+enum state { PLAIN, HOT, RESTED };
+
+static double seconds(void)
+{
+    struct timespec now;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void bring_into(enum state state, cudaGraphExec_t graph, cudaStream_t stream)
+{
+    const double begin = seconds(), hot = 0.3, rested = 1.0;
+    while (state == RESTED && seconds() < begin + rested) thrd_sleep(&(struct timespec){0, 10000000}, NULL);
+    while (state == HOT && seconds() < begin + hot) {
+        check(cudaGraphLaunch(graph, stream), "replay");
+        check(cudaStreamSynchronize(stream), "replay");
+    }
+}
+
 static float median_replay(cudaGraphExec_t graph, cudaStream_t stream)
 {
     float times[N_REPLAYS];
@@ -272,7 +324,8 @@ static double experts_touched(const struct run *run, int64_t T, int n_sets)
     return (double)touched / n_sets;
 }
 
-static void time_calls(const struct run *run, int64_t T)
+/* In each of the states that are wanted; `words` begins the lines. */
+static void time_calls(const struct run *run, int64_t T, char **arguments, const char *words)
 {
     const struct shape *shape = run->shape;
     int n_sets = MAX_T / T < MAX_SETS ? (int)(MAX_T / T) : MAX_SETS;
@@ -284,42 +337,18 @@ static void time_calls(const struct run *run, int64_t T)
     for (int s = 0; s < n_sets; s++) forward(run, T, s * T % MAX_T, NULL);
     check(cudaStreamEndCapture(run->stream, &graph), "capture");
     check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-    double ms = median_replay(executable, run->stream) / n_sets;
-    cudaGraphExecDestroy(executable), cudaGraphDestroy(graph);
     double bytes = experts * 3.0 * (double)(shape->H * shape->I) * 4.25 / 8;
     double flops = 6.0 * (double)(T * shape->A) * (double)(shape->H * shape->I);
     double floor_ms = fmax(bytes / 4.24e9, flops / 790e9);
-    printf("%-8s T %5lld  %8.4f ms  floor %7.4f  ratio %5.2f  %6.0f GB/s  %6.1f TFLOP/s\n", shape->name, (long long)T,
-           ms, floor_ms, ms / floor_ms, bytes / ms * 1e-6, flops / ms * 1e-9);
-}
-
-/* ---- What is timed ------------------------------------------------------------------------------------------------
- */
-
-static const char *const routing_names[] = {"uniform", "zipf", "half"}, *const compute_names[] = {"bf16", "mxfp8",
-                                                                                                  "fp8"};
-static const int64_t counts[] = {1, 8, 32, 128, 512, 2048, 8192};
-
-/* Whether `word` is among the arguments, or is what is meant where none of its group is. */
-static int is_wanted(char **arguments, const char *word, const char *const *group, int n_group, int by_default)
-{
-    int any = 0;
-    for (char **argument = arguments; *argument; argument++) {
-        if (!strcmp(*argument, word)) return 1;
-        for (int g = 0; g < n_group; g++) any |= !strcmp(*argument, group[g]);
+    for (int state = 0; state < 3; state++) {
+        if (!is_wanted(arguments, state_names[state], state_names, 3, state == PLAIN)) continue;
+        bring_into((enum state)state, executable, run->stream);
+        double ms = median_replay(executable, run->stream) / n_sets;
+        printf("%s %-8s T %5lld  %8.4f ms  floor %7.4f  ratio %5.2f  %6.0f GB/s  %6.1f TFLOP/s  %s\n", words,
+               shape->name, (long long)T, ms, floor_ms, ms / floor_ms, bytes / ms * 1e-6, flops / ms * 1e-9,
+               state_names[state]);
     }
-    return !any && by_default;
-}
-
-static int is_wanted_count(char **arguments, int64_t T)
-{
-    int any = 0;
-    for (char **argument = arguments; *argument; argument++) {
-        if (strncmp(*argument, "T=", 2)) continue;
-        if (atoll(*argument + 2) == T) return 1;
-        any = 1;
-    }
-    return !any;
+    cudaGraphExecDestroy(executable), cudaGraphDestroy(graph);
 }
 
 static void time_routings(struct run *run, char **arguments, const char *compute)
@@ -328,10 +357,11 @@ static void time_routings(struct run *run, char **arguments, const char *compute
         if (!is_wanted(arguments, routing_names[r], routing_names, 3, r == UNIFORM)) continue;
         run->routing = (enum routing)r;
         make_logits(run);
-        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-            if (!is_wanted_count(arguments, counts[n])) continue;
-            printf("%-7s %-5s ", routing_names[r], compute);
-            time_calls(run, counts[n]);
+        for (size_t n = 0; n < sizeof all_counts / sizeof *all_counts; n++) {
+            if (!is_wanted_count(arguments, all_counts[n])) continue;
+            char words[32];
+            snprintf(words, sizeof words, "%-7s %-5s", routing_names[r], compute);
+            time_calls(run, all_counts[n], arguments, words);
         }
     }
 }

@@ -202,5 +202,6 @@ const struct kernel kernel_avx2 = {.name = "gemm_avx2",
                                    .order = "blocks of fma over k, scaled by fma",
                                    .isa = MOE4_ISA_AVX2,
                                    .tile_tokens = LARGE_TILE_TOKENS,
+                                   .run = PAIR,
                                    .for_x = &kernel_avx2_integers,
                                    .gemm_tile = gemm_tile_avx2};

@@ -223,6 +223,7 @@ const struct kernel kernel_avx2_integers = {
     .order = "x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma",
     .isa = MOE4_ISA_AVX2,
     .tile_tokens = LARGE_TILE_TOKENS,
+    .run = PAIR,
     .block_words = INTEGER_WORDS,
     .convert = integers_avx2,
     .gemm_tile = gemm_tile_avx2_integers};

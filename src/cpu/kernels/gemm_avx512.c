@@ -95,4 +95,5 @@ const struct kernel kernel_avx512 = {.name = "gemm_avx512",
                                      .order = "blocks of fma over k, scaled by fma",
                                      .isa = MOE4_ISA_AVX512,
                                      .tile_tokens = 6,
+                                     .run = PAIR,
                                      .gemm_tile = gemm_tile_avx512};

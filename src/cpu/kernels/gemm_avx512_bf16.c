@@ -95,4 +95,5 @@ const struct kernel kernel_avx512_bf16 = {.name = "gemm_avx512_bf16",
                                           .order = "blocks of vdpbf16ps, scaled, added",
                                           .isa = MOE4_ISA_AVX512_BF16,
                                           .tile_tokens = 6,
+                                          .run = PAIR,
                                           .gemm_tile = gemm_tile_avx512_bf16};

@@ -54,4 +54,5 @@ const struct kernel kernel_c = {.name = "gemm_c",
                                 .order = "f32 chain over k: multiply, add",
                                 .isa = MOE4_ISA_C,
                                 .tile_tokens = LARGE_TILE_TOKENS,
+                                .run = PAIR,
                                 .gemm_tile = gemm_tile_c};

@@ -194,4 +194,5 @@ const struct kernel kernel_int8_avx2 = {.name = "gemm_int8_avx2",
                                         .order = "exact blocks of int8, scaled by fma",
                                         .isa = MOE4_ISA_AVX2,
                                         .tile_tokens = LARGE_TILE_TOKENS,
+                                        .run = PAIR,
                                         .gemm_tile = gemm_tile_int8_avx2};

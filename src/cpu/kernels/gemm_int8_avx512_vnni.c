@@ -128,4 +128,5 @@ const struct kernel kernel_int8_avx512_vnni = {.name = "gemm_int8_avx512_vnni",
                                                .order = "exact blocks of int8, scaled by fma",
                                                .isa = MOE4_ISA_AVX512_VNNI,
                                                .tile_tokens = TILE_TOKENS,
+                                               .run = PAIR,
                                                .gemm_tile = gemm_tile_int8_avx512_vnni};

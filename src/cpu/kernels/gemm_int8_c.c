@@ -88,4 +88,5 @@ const struct kernel kernel_int8_c = {.name = "gemm_int8_c",
                                      .order = "exact blocks of int8, scaled by fma",
                                      .isa = MOE4_ISA_C,
                                      .tile_tokens = TILE_TOKENS,
+                                     .run = PAIR,
                                      .gemm_tile = gemm_tile_int8_c};

@@ -102,4 +102,5 @@ const struct kernel kernel_neon = {.name = "gemm_neon",
                                    .order = "blocks of fma over k, scaled by fma",
                                    .isa = MOE4_ISA_NEON,
                                    .tile_tokens = TILE_TOKENS,
+                                   .run = PAIR,
                                    .gemm_tile = gemm_tile_neon};

@@ -136,4 +136,5 @@ const struct kernel kernel_neon_bf16 = {.name = "gemm_neon_bf16",
                                         .order = "blocks of bfmmla, scaled by fma",
                                         .isa = MOE4_ISA_NEON_BF16,
                                         .tile_tokens = TILE_TOKENS,
+                                        .run = PAIR,
                                         .gemm_tile = gemm_tile_neon_bf16};

@@ -12,7 +12,7 @@
  *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens, r < PANEL_ROWS
  *
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
- *   x       [16 * n_blocks][n_tokens] pairs of bf16, or what `convert` makes of them; for int8 kernels the words of
+ *   x       [32 * n_blocks / run][n_tokens][run] bf16, or what `convert` makes of pairs; for int8 kernels the words of
  *           cpu/int8.h
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
  *   ahead   what to read meanwhile; for kernels that can ask for it
@@ -32,6 +32,7 @@ struct kernel {
     const char *order;   /* the accumulation order: how an element's chain is formed */
     moe4_isa isa;        /* the lowest level that can run it */
     int32_t tile_tokens; /* what it likes: tiles of so many rows at most */
+    int32_t run;         /* and x by pairs, or by whole blocks */
     int32_t block_words;
     convert_tile_fn *convert;   /* or NULL */
     const struct kernel *for_x; /* multiplies x in its place, and it the intermediate, or NULL */
