@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 MAX_T, MAX_SETS, N_REPLAYS = 8192, 16, 15
-HOT_SECONDS, RESTED_SECONDS = 0.3, 1.0
+HOT_SECONDS, RESTED_SECONDS = 0.2, 1.0
 
 
 @dataclass(frozen=True)

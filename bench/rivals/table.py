@@ -2,7 +2,7 @@
 """What compare.py found, as Markdown: bench/rivals/table.py RESULTS...
 
 ms; ours with the ratio to the floor of experts touched and FLOP, a rival's with its ms over ours.  Ours ran before
-every second rival and after the last, and is the median of those.  Where "dense" ran, a second table holds ours against
+every third rival and after the last, and is the median of those.  Where "dense" ran, a second table holds ours against
 what that measured: floors from its rates, and its products with the bytes of the intermediate, written and read.
 """
 

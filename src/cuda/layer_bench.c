@@ -282,7 +282,7 @@ static double seconds(void)
 
 static void bring_into(enum state state, cudaGraphExec_t graph, cudaStream_t stream)
 {
-    const double begin = seconds(), hot = 0.3, rested = 1.0;
+    const double begin = seconds(), hot = 0.2, rested = 1.0;
     while (state == RESTED && seconds() < begin + rested) thrd_sleep(&(struct timespec){0, 10000000}, NULL);
     while (state == HOT && seconds() < begin + hot) {
         check(cudaGraphLaunch(graph, stream), "replay");
