@@ -141,5 +141,6 @@ int number_rows(const number_call *call, cuda_stream stream)
 
 int group_rows(const group_call *call, cuda_stream stream)
 {
+    if (is_grouped_by_cluster(call)) return group_rows_by_cluster(call, stream);
     return launch(group_kernel, call, call->L, THREADS, 0, stream);
 }

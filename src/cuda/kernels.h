@@ -68,6 +68,8 @@ struct number_call {
 };
 int number_rows(const struct number_call *call, cuda_stream stream);
 
+enum { GROUP_BLOCKS = 8 }; /* that may each count slots of their own */
+
 /* Sorts routed rows by local expert, slots ascending within one, and cuts them into token tiles. */
 struct group_call {
     struct token_count T;
@@ -76,7 +78,8 @@ struct group_call {
     const int32_t *locals;                  /* [T, A] */
     const uint8_t *is_exact;                /* [L] */
     int32_t *ticket;                        /* 0 before and after */
-    int32_t *first, *counts;                /* [L] */
+    int32_t *first;                         /* [L] */
+    int32_t *counts;                        /* [GROUP_BLOCKS][L] */
     int32_t *row_token;                     /* [R] token of a routed row */
     int32_t *row_map;                       /* [T, A] routed row of a slot; those that are not local stay as they are */
     struct token_tile *tiles, *exact_tiles; /* by the experts' kernel; the latter NULL where no expert is exact */
@@ -89,6 +92,10 @@ struct group_call {
     int32_t *row_map_copy; /* [T, A] the same by slot; NULL = not wanted */
 };
 int group_rows(const struct group_call *call, cuda_stream stream);
+
+/* What group_rows does on Hopper where there are many slots (group_cluster.cu). */
+int is_grouped_by_cluster(const struct group_call *call);
+int group_rows_by_cluster(const struct group_call *call, cuda_stream stream);
 
 /* ---- Routing (route.cu) ----------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,6 @@
 /* Routing: logits, or the caller's own choice, to ids and weights, in the arithmetic of src/cpu/route.c: selection by
  * int32 keys that order as the floats do, scores in double precision, weights rounded once to bf16.  A warp a token. */
+#include "cuda/candidates.cuh"
 #include "cuda/group.cuh"
 #include "cuda/route.cuh"
 
@@ -52,7 +53,6 @@ __device__ bool look_up_experts(const route_logits_call &call, int64_t t, const 
 __device__ void route_token(const route_logits_call &call, int64_t t)
 {
     const device_router &router = call.router;
-    const token_logits logits = logits_of_token(call, t);
     const warp_memory m = memory_of_warp(router, threadIdx.x / 32);
     bool known = true;
     if (router.method == MOE4_ROUTING_HASH)
@@ -60,8 +60,24 @@ __device__ void route_token(const route_logits_call &call, int64_t t)
     else
         choose_experts(router, m.keys, m.groups, m.ids);
     __syncwarp();
+    finish_token(call, t, logits_of_token(call, t), m.ids, m.scores, known);
+}
 
-    finish_token(call, t, logits, m.ids, m.scores, known);
+/* By one warp, without keys. */
+__device__ void route_token_alone(const route_logits_call &call, int64_t t)
+{
+    const device_router &router = call.router;
+    const token_logits logits = logits_of_token(call, t);
+    const warp_memory m = memory_of_warp(router, threadIdx.x / 32);
+    if (has_candidates(router) && choose_candidates(router, logits, m.keys, m.ids)) {
+        __syncwarp();
+        finish_token(call, t, logits, m.ids, m.scores, true);
+        return;
+    }
+    for (int32_t e = threadIdx.x % 32; has_keys(router) && e < router.n_experts; e += 32)
+        m.keys[e] = key_of_expert(router, logits, e);
+    __syncwarp();
+    route_token(call, t);
 }
 
 /* As begin_kernel; what ran before a kernel that only converts x is over anyway. */
@@ -85,14 +101,7 @@ __global__ void route_kernel(const __grid_constant__ route_logits_call call)
         *call.out.ticket = 0;
         check_token_count(call.T, call.out.faults);
     }
-    if (t < token_count_of(call.T)) {
-        const warp_memory m = memory_of_warp(call.router, threadIdx.x / 32);
-        const token_logits logits = logits_of_token(call, t);
-        for (int32_t e = threadIdx.x % 32; has_keys(call.router) && e < call.router.n_experts; e += 32)
-            m.keys[e] = key_of_expert(call.router, logits, e);
-        __syncwarp();
-        route_token(call, t);
-    }
+    if (t < token_count_of(call.T)) route_token_alone(call, t);
     end_routing(call.is_after_x);
 }
 

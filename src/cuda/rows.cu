@@ -68,7 +68,7 @@ __global__ void combine_kernel(const __grid_constant__ combine_call call)
         if (!is_inside) return;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (row[i] >= 0) z[i] = *(const uint4 *)(call.z + row[i] * call.ldz + column);
+            if (row[i] >= 0) z[i] = __ldcs((const uint4 *)(call.z + row[i] * call.ldz + column));
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             if (row[i] >= 0)
@@ -81,7 +81,7 @@ __global__ void combine_kernel(const __grid_constant__ combine_call call)
         column + RUN <= call.columns && (uintptr_t)call.y % 16 == 0) {
         uint32_t pairs[RUN / 2];
         for (int i = 0; i < RUN / 2; i++) pairs[i] = bf16_bits(sum[2 * i]) | (uint32_t)bf16_bits(sum[2 * i + 1]) << 16;
-        *(uint4 *)((uint16_t *)call.y + t * call.ldy + column) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        __stcs((uint4 *)((uint16_t *)call.y + t * call.ldy + column), {pairs[0], pairs[1], pairs[2], pairs[3]});
         return;
     }
     for (int i = 0; i < RUN && column + i < call.columns; i++)

@@ -18,7 +18,7 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
     plan->locals = arena_reserve(&arena, slots, sizeof(int32_t));
     plan->row_map = arena_reserve(&arena, slots, sizeof(int32_t));
     plan->first = arena_reserve(&arena, layer->L, sizeof(int32_t));
-    plan->counts = arena_reserve(&arena, layer->L, sizeof(int32_t));
+    plan->counts = arena_reserve(&arena, layer->L, GROUP_BLOCKS * sizeof(int32_t));
     plan->row_token = arena_reserve(&arena, rows, sizeof(int32_t));
     plan->tiles = arena_reserve(&arena, plan->max_tiles, sizeof(struct token_tile));
     plan->exact_tiles = arena_reserve(&arena, plan->max_tiles, sizeof(struct token_tile));
