@@ -85,7 +85,8 @@ static void kernels_by_rows(void **unused)
         {64, 45, 45, NARROW_TOKENS},
         {65, 45, 45, MAX_TOKENS},
         {2, 112, 32, STREAM_ROWS},
-        {4, 112, 32, NARROW_TOKENS}, /* x of 8 rows of 7168 fits, twice that does not */
+        {4, 112, 32, STREAM_ROWS}, /* x of 8 rows of 7168 fits */
+        {5, 112, 32, NARROW_TOKENS},
         {10, 56, 48, 16},
         {11, 56, 48, NARROW_TOKENS},
         {1, 1000, 45, NARROW_TOKENS},

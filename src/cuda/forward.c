@@ -267,7 +267,7 @@ static int32_t best_tile_rows(const struct cuda_forward *f)
 static int is_streamed(const struct cuda_forward *f)
 {
     return f->prepared->level->gemm_stream && f->tile_rows == STREAM_ROWS &&
-           stream_buffers(f->prepared->gate_up.n_steps) && stream_buffers(f->prepared->down.n_steps);
+           stream_slots(f->prepared->gate_up.n_steps) && stream_slots(f->prepared->down.n_steps);
 }
 
 /* Whether gate/up routes the only token.  Each slot of it may be a token tile. */

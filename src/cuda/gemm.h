@@ -96,7 +96,7 @@ struct stream_call {
     const uint8_t *next_weights; /* of the GEMM after this one, on the same token tiles; NULL = none */
     int32_t next_tiles, next_steps;
     int32_t quantizes;           /* 1 = out holds what MXFP8 codes of the results are worth */
-    int32_t n_buffers, n_stages; /* set by gemm_stream */
+    int32_t n_buffers, n_stages; /* the former of fp8 kernels; set by gemm_stream, fp8_stream */
 };
 
 /* Bytes between rows of x: all steps and 16, so that eight neighbours lie in different banks. */
@@ -105,12 +105,11 @@ MOE4_CUDA_BOTH int32_t stream_pitch(int32_t n_steps)
     return n_steps * 128 + 16;
 }
 
-/* Buffers of x that fit beside the shortest rings, at most 2; 0 = K is too long. */
-MOE4_CUDA_BOTH int32_t stream_buffers(int32_t n_steps)
+/* Rows of x that fit beside the shortest rings, at most those of two token tiles; 0 = not even one's. */
+MOE4_CUDA_BOTH int32_t stream_slots(int32_t n_steps)
 {
-    int32_t room =
-        (STREAM_SHARED_BYTES - STREAM_LEAST_STAGES * STREAM_RING_BYTES) / (STREAM_ROWS * stream_pitch(n_steps));
-    return room < 2 ? room : 2;
+    const int32_t n = (STREAM_SHARED_BYTES - STREAM_LEAST_STAGES * STREAM_RING_BYTES) / stream_pitch(n_steps);
+    return n < STREAM_ROWS ? 0 : n < 2 * STREAM_ROWS ? n : 2 * STREAM_ROWS;
 }
 
 #endif

@@ -105,7 +105,6 @@ void launch_stream(const setup &s, const gemm_call &gemm, bool is_down, cudaStre
 {
     stream_call call = {};
     call.gemm = gemm;
-    call.n_buffers = 2;
     call.n_stages = STREAM_LEAST_STAGES;
     if (!is_down)
         call.next_weights = s.down.weights, call.next_tiles = s.down.n_tiles, call.next_steps = s.down.n_steps;

@@ -24,8 +24,7 @@ int gemm_stream(const stream_call *call, moe4_activation activation, int32_t n_b
 {
     stream_call sized = *call;
     const int32_t n_steps = call->gemm.n_steps;
-    sized.n_buffers = stream_buffers(n_steps);
-    const int32_t x_bytes = sized.n_buffers * STREAM_ROWS * stream_pitch(n_steps);
+    const int32_t x_bytes = stream_slots(n_steps) * stream_pitch(n_steps);
     sized.n_stages = std::min((STREAM_SHARED_BYTES - x_bytes) / STREAM_RING_BYTES, (int)STREAM_STAGES);
     return launch(by_activation<kernels>[activation], &sized, n_blocks, STREAM_THREADS,
                   sized.n_stages * STREAM_RING_BYTES + x_bytes + STREAM_SLACK, stream);

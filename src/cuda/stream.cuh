@@ -5,7 +5,8 @@
  *              takes every fourth tile of its block's run
  *   ring       of stages of four steps, one a team, which a warp of its own fills by bulk copies, tile after tile
  *   segment    the tiles of a run that share a token tile; its rows of x lie in shared memory, whole
- *   buffers    of a segment's x, one or two; the last warp to leave a segment brings what comes there next
+ *   slots      of rows of x, for two segments, from either end, where there is room for both; the last warp to leave a
+ *              segment brings what there is room for then
  *
  * mma.sync adds the same products in the same way as wgmma does (layer_bench compares the bits), so the order of sums
  * is that of gemm.cuh: one chain over ascending k. */
@@ -61,19 +62,33 @@ struct stream_block {
     const token_tile *tiles;
     int n_token_tiles;
     stream_share share;
-    uint32_t x, x_full;  /* shared addresses of the buffers and of a barrier each */
-    int *left;           /* warps that have left a buffer's segment */
+    uint32_t x, x_full;  /* shared addresses of the slots and of a barrier for either end */
+    int *left;           /* warps that have left an end's segment */
     tile_maxima *maxima; /* of kernels that quantise to MXFP8 */
+    int n_slots;         /* of rows of x, where they lie so */
 };
 
-static __device__ __forceinline__ uint32_t buffer_of(const stream_block &block, int segment)
+static __device__ __forceinline__ int rows_of(const stream_block &block, int segment)
 {
-    return block.x + segment % block.call.n_buffers * STREAM_ROWS * stream_pitch(block.call.gemm.n_steps);
+    return block.tiles[block.share.first.token_tile + segment].n_rows;
+}
+
+/* Whether a segment's x has room beside that of the next one, if there is one. */
+static __device__ __forceinline__ bool fits_with_next(const stream_block &block, int segment)
+{
+    return segment + 1 < block.share.n_segments &&
+           rows_of(block, segment) + rows_of(block, segment + 1) <= block.n_slots;
+}
+
+/* Where a segment of so many rows lies. */
+static __device__ __forceinline__ uint32_t x_of_segment(const stream_block &block, int segment, int n_rows)
+{
+    return block.x + (segment % 2 ? block.n_slots - n_rows : 0) * stream_pitch(block.call.gemm.n_steps);
 }
 
 static __device__ __forceinline__ uint32_t barrier_of(const stream_block &block, int segment)
 {
-    return block.x_full + segment % block.call.n_buffers * 8;
+    return block.x_full + segment % 2 * 8;
 }
 
 /* One warp starts the copies of a segment's rows. */
@@ -81,7 +96,8 @@ static __device__ void load_segment(const stream_block &block, int segment)
 {
     const gemm_call &call = block.call.gemm;
     const token_tile tokens = block.tiles[block.share.first.token_tile + segment];
-    const uint32_t to = buffer_of(block, segment), full = barrier_of(block, segment), bytes = call.K * 2;
+    const uint32_t to = x_of_segment(block, segment, tokens.n_rows), full = barrier_of(block, segment);
+    const uint32_t bytes = call.K * 2;
     const int lane = threadIdx.x % 32;
     if (lane == 0) barrier_arrive_expect(full, tokens.n_rows * bytes);
     __syncwarp();
@@ -94,9 +110,8 @@ static __device__ void load_segment(const stream_block &block, int segment)
 
 static __device__ __forceinline__ void leave_segment(const stream_block &block, int segment)
 {
-    const int next = segment + block.call.n_buffers;
-    if (next >= block.share.n_segments) return;
-    int *left = &block.left[segment % block.call.n_buffers], is_last = 0;
+    if (segment + 1 >= block.share.n_segments) return;
+    int *left = &block.left[segment % 2], is_last = 0;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         __threadfence_block();
@@ -104,7 +119,9 @@ static __device__ __forceinline__ void leave_segment(const stream_block &block, 
         if (is_last) *left = 0;
         __threadfence_block();
     }
-    if (__shfl_sync(~0u, is_last, 0)) load_segment(block, next);
+    if (!__shfl_sync(~0u, is_last, 0)) return;
+    if (!fits_with_next(block, segment)) load_segment(block, segment + 1);
+    if (fits_with_next(block, segment + 1)) load_segment(block, segment + 2);
 }
 
 /* Leaves segments until the warp is in this one and its x is there. */
@@ -113,7 +130,7 @@ static __device__ __forceinline__ void enter_segment(const stream_block &block, 
     while (*segment < wanted) {
         if (*segment >= 0) leave_segment(block, *segment);
         ++*segment;
-        barrier_wait(barrier_of(block, *segment), *segment / block.call.n_buffers & 1);
+        barrier_wait(barrier_of(block, *segment), *segment / 2 & 1);
     }
 }
 
@@ -280,10 +297,10 @@ template <moe4_activation activation>
 static __device__ __forceinline__ void run_tiles(const stream_block &block, ring_place at)
 {
     const gemm_call &call = block.call.gemm;
-    const int warp = threadIdx.x / 32, team = threadIdx.x / TEAM;
-    const uint32_t in_x = threadIdx.x % 8 * stream_pitch(call.n_steps) + threadIdx.x % 32 / 8 * 16;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM;
     if (call.tiles_are_old) wait_for_predecessors();
-    if (warp < min(block.call.n_buffers, block.share.n_segments)) load_segment(block, warp);
+    if (warp == 0 && block.share.n_segments > 0) load_segment(block, 0);
+    if (warp == 1 && fits_with_next(block, 0)) load_segment(block, 1);
     tile_place tile = block.share.first;
     advance(tile, team, call.n_tiles);
     int segment = -1, half = 0;
@@ -293,7 +310,9 @@ static __device__ __forceinline__ void run_tiles(const stream_block &block, ring
         const row_pair rows = rows_of_thread(call, tokens.l, own);
         float d[4];
         enter_segment(block, &segment, tile.token_tile - block.share.first.token_tile);
-        multiply_tile(block, d, buffer_of(block, segment) + in_x, at);
+        const int row = min(lane % 8, tokens.n_rows - 1); /* no other segment's, which may lie behind */
+        const uint32_t x = x_of_segment(block, segment, tokens.n_rows) + row * stream_pitch(call.n_steps);
+        multiply_tile(block, d, x + lane / 8 * 16, at);
         if (block.call.quantizes)
             store_quantized<activation>(call, tokens, own, rows, d, block.maxima->of[half ^= 1]);
         else
@@ -310,7 +329,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1) stream_kernel(const __grid_
     __shared__ uint64_t x_full[2], ring[STREAM_TEAMS * STREAM_STAGES * 2]; /* full, empty of every stage */
     __shared__ int left[2];
     __shared__ tile_maxima maxima;
-    const int n_stages = STREAM_TEAMS * call.n_stages;
+    const int n_stages = STREAM_TEAMS * call.n_stages, n_slots = stream_slots(call.gemm.n_steps);
     const uint32_t stages = shared_address(shared), x = stages + n_stages * STREAM_STAGE_BYTES;
     if (threadIdx.x < n_stages) {
         barrier_init(shared_address(&ring[2 * threadIdx.x]), 1);
@@ -319,16 +338,17 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1) stream_kernel(const __grid_
         barrier_init_fence();
     }
     const int pitch = stream_pitch(call.gemm.n_steps), row_bytes = call.gemm.K * 2;
-    const int n_rows = STREAM_ROWS * call.n_buffers, n_pad = (call.gemm.n_steps * CUDA_STEP_K * 2 - row_bytes) / 16;
-    for (int i = threadIdx.x; i < n_rows * n_pad; i += STREAM_THREADS) /* k past the end: finite */
+    const int n_pad = (call.gemm.n_steps * CUDA_STEP_K * 2 - row_bytes) / 16;
+    for (int i = threadIdx.x; i < n_slots * n_pad; i += STREAM_THREADS) /* k past the end: finite */
         store_shared_zeros(x + i / n_pad * pitch + row_bytes + i % n_pad * 16);
     if (!call.gemm.tiles_are_old) wait_for_predecessors();
     launch_dependents();
     __syncthreads();
     const int n_token_tiles = *call.gemm.n_token_tiles;
     const stream_block block = {
-        call, call.gemm.token_tiles,  n_token_tiles, share_of_block(n_token_tiles, call.gemm.n_tiles),
-        x,    shared_address(x_full), left,          &maxima};
+        call,   call.gemm.token_tiles,  n_token_tiles, share_of_block(n_token_tiles, call.gemm.n_tiles),
+        x,      shared_address(x_full), left,          &maxima,
+        n_slots};
     const int warp = threadIdx.x / 32, is_filling = warp >= STREAM_WARPS;
     const int team = is_filling ? warp - STREAM_WARPS : threadIdx.x / TEAM;
     const ring_place at = ring_of_team(call, team, stages, shared_address(ring));

@@ -10,7 +10,7 @@ static const struct tile_choice {
 
 int tile_rows_fit(int32_t rows, int32_t n_steps, int32_t mean)
 {
-    if (rows <= STREAM_ROWS) return stream_buffers(n_steps) >= (mean > 2 ? 2 : 1);
+    if (rows <= STREAM_ROWS) return stream_slots(n_steps) && stream_slots(n_steps) >= 2 * mean;
     return rows > RESIDENT_ROWS || resident_stages(n_steps, rows) > 0;
 }
 

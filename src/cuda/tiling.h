@@ -27,8 +27,8 @@ extern "C" {
  * follows from it.  The steps are those of K in either matrix. */
 int32_t choose_tile_rows(int32_t mean, int32_t gate_up_steps, int32_t down_steps);
 
-/* Whether the kernel for such tiles has room for x, and the streaming one for two token tiles' x unless experts have
- * very few rows: waiting for x costs more where it has one. */
+/* Whether the kernel for such tiles has room for x, and the streaming one for that of two experts of so many rows,
+ * since it must wait for x where it has not. */
 int tile_rows_fit(int32_t rows, int32_t n_steps, int32_t mean);
 
 #ifdef __cplusplus
