@@ -15,7 +15,7 @@
 #include "cpu/kernels/unroll.h"
 #include "cpu/layout.h"
 
-enum { FEW_TOKENS = 2, GROUP_TOKENS = 6 };
+enum { FEW_TOKENS = 3, GROUP_TOKENS = 6 };
 
 /* 2w + 12 of 16 rows in a block, four k a lane. */
 typedef __m256i subtile_weights[INT8_CODE_WORDS][HALVES];
