@@ -58,7 +58,8 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->converted_scale = reserve(plan, plan->chunk_tokens, sizeof(float));
     plan->gathered = reserve(plan, plan->max_tiles, sizeof(int32_t));
     plan->experts_left = reserve(plan, z_panels, sizeof(int32_t));
-    const size_t route_bytes = route_stage_scratch_bytes(layer), gather_bytes = gather_scratch_bytes(layer);
+    const size_t route_bytes = route_stage_scratch_bytes(layer);
+    const size_t gather_bytes = gather_scratch_bytes(layer, plan->chunk_rows);
     plan->scratch_bytes = route_bytes > gather_bytes ? route_bytes : gather_bytes;
     plan->scratch = reserve(plan, pool_width(context->pool), plan->scratch_bytes);
     if (plan->total == SIZE_MAX)

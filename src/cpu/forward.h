@@ -166,8 +166,8 @@ void stage_outputs_copy(struct forward *f);  /* once a chunk: z' and the row map
 /* Elements of the layer's own logits that routing keeps, for calls of n_tokens. */
 int64_t route_stage_logits(const struct moe4_layer *layer, int64_t n_tokens);
 
-/* Bytes of scratch that a thread wants for routing and for gathering. */
+/* Bytes of scratch that a thread wants for routing and for gathering n_rows at most. */
 size_t route_stage_scratch_bytes(const struct moe4_layer *layer);
-size_t gather_scratch_bytes(const struct moe4_layer *layer);
+size_t gather_scratch_bytes(const struct moe4_layer *layer, int64_t n_rows);
 
 #endif

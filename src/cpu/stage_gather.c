@@ -16,9 +16,10 @@ enum {
     RUN = 256 /* elements quantised at a time: whole blocks */
 };
 
-size_t gather_scratch_bytes(const struct moe4_layer *layer)
+size_t gather_scratch_bytes(const struct moe4_layer *layer, int64_t n_rows)
 {
-    return LARGE_TILE_TOKENS * (size_t)layer->H * sizeof(uint16_t);
+    const int64_t n = n_rows < LARGE_TILE_TOKENS ? n_rows : LARGE_TILE_TOKENS;
+    return (size_t)(n * layer->H) * sizeof(uint16_t);
 }
 
 void gather_runs(const uint16_t *const *rows, int32_t n_rows, int64_t n, int32_t run, uint16_t *packed)

@@ -87,16 +87,17 @@ static void gate_up_tile(struct forward *f, const struct active_expert *expert, 
     const int gated = prepared->gate_up.order.order == PANEL_GATED;
     const int64_t columns = gated ? GATED_PANEL_COLUMNS : PANEL_ROWS, first = panel * columns;
     const int64_t n = f->layer->I - first < columns ? f->layer->I - first : columns;
-    float gate[LARGE_TILE_TOKENS * PANEL_ROWS], up[LARGE_TILE_TOKENS * PANEL_ROWS], v[LARGE_TILE_TOKENS * PANEL_ROWS];
     uint16_t rounded[LARGE_TILE_TOKENS * PANEL_ROWS];
 
-    for (int32_t row = 0; row < tile->n_rows; row++)
+    for (int32_t row = 0; row < tile->n_rows; row++, sums += PANEL_ROWS) {
+        float gate[PANEL_ROWS], up[PANEL_ROWS], v[PANEL_ROWS];
         if (gated)
-            split_gated(sums + row * PANEL_ROWS, factor[row], bias, gate + row * columns, up + row * columns);
+            split_gated(sums, factor[row], bias, gate, up);
         else
-            add_bias(sums + row * PANEL_ROWS, factor[row], bias, up + row * columns);
-    prepared->activate(gate, up, tile->n_rows * columns, &f->layer->params[expert->l], v);
-    prepared->round(v, tile->n_rows * columns, rounded);
+            add_bias(sums, factor[row], bias, up);
+        prepared->activate(gate, up, columns, &f->layer->params[expert->l], v);
+        prepared->round(v, columns, rounded + row * columns);
+    }
     if (forward_is_int8(f)) {
         finish_int8(f, tile, first, n, rounded, columns);
         return;
