@@ -1,9 +1,6 @@
 /* The GEMM for one token (stream_one.cuh) in fp8: whoever multiplies by rows quantises them.
  *
  *   rows     codes one after another, then scales, one of x, one a block of 128 of v'
- *   tiles    a team's own; or, where down has so few that one of two teams would have none, both share each: a block of
- *            128 k has a sum of its own, and only the sum of these has an order, so that a team takes every other stage
- *            and leaves sums in shared memory, where one of the teams adds up a tile's
  *
  * Sums are those of fp8.cuh to the bit ("wgmma_fp8_k32"). */
 #ifndef MOE4_CUDA_FP8_ONE_CUH
@@ -19,7 +16,6 @@ namespace fp8_one_row
 {
 
 constexpr int CHUNKS = FP8_BLOCK / 16; /* of a block */
-constexpr int SUM_LANES = 32;          /* of a tile that have sums: of rows g and g+8 of each quarter */
 
 static __host__ __device__ __forceinline__ int32_t n_blocks_of(const gemm_call &call)
 {
@@ -29,23 +25,6 @@ static __host__ __device__ __forceinline__ int32_t n_blocks_of(const gemm_call &
 static __host__ __device__ __forceinline__ int32_t row_bytes(const gemm_call &call)
 {
     return (n_blocks_of(call) * (FP8_BLOCK + 4) + 127) / 128 * 128;
-}
-
-/* Of a tile. */
-static __host__ __device__ __forceinline__ int32_t sum_bytes(const gemm_call &call)
-{
-    return n_blocks_of(call) * SUM_LANES * 8;
-}
-
-static __device__ __forceinline__ int n_stages_of(const gemm_call &call)
-{
-    return (call.n_steps + STREAM_STEPS - 1) / STREAM_STEPS;
-}
-
-/* Whether a block's teams share their tiles. */
-static __host__ __device__ constexpr bool shares_tiles(int teams)
-{
-    return teams == ONE_NARROW_TEAMS;
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------------------------- */
@@ -91,7 +70,7 @@ template <int threads> static __device__ __forceinline__ void load_rows(const st
     barrier_sync<threads>(X_ROW);
 }
 
-/* ---- A tile by one team ------------------------------------------------------------------------------------------ */
+/* ---- A team's tile ----------------------------------------------------------------------------------------------- */
 
 /* A lane's sums of rows g and g+8, those of the block of 128 k under way, and its weights of two steps: one is
  * multiplied while the other is decoded. */
@@ -168,116 +147,16 @@ static __device__ __forceinline__ void multiply_row(const stream_call &call, sum
     multiply_next<true, is_down>(call, magnitudes, of, packed, b, scales, at, left);
 }
 
-/* ---- A tile by all teams ----------------------------------------------------------------------------------------- */
-
-/* The block's ring, of which a thread takes every `by`-th stage. */
-static __device__ __forceinline__ ring_place ring_from(int first, uint32_t stages, uint32_t barriers)
-{
-    return {stages + first * STREAM_STAGE_BYTES, barriers + first * 16, barriers + first * 16 + 8, first, 0};
-}
-
-static __device__ __forceinline__ void advance_by(int by, int n_slots, ring_place &at)
-{
-    at.slot += by;
-    const int wrapped = at.slot >= n_slots, moved = wrapped ? by - n_slots : by;
-    at.stage += moved * STREAM_STAGE_BYTES;
-    at.full += moved * 16;
-    at.empty += moved * 16;
-    if (wrapped) at.slot -= n_slots, at.parity ^= 1;
-}
-
-/* By one thread, for all teams. */
-template <int teams>
-static __device__ __forceinline__ void fill_shared(const stream_block &block, uint32_t stages, uint32_t ring)
-{
-    const gemm_call &call = block.call.gemm;
-    const int n_slots = teams * block.call.n_stages;
-    ring_place at = ring_from(0, stages, ring);
-    tile_place tile = block.share.first;
-    for (int i = 0; i < block.share.n_tiles; i++) {
-        const int64_t index = (int64_t)block.tiles[tile.token_tile].l * call.n_tiles + tile.tile;
-        const uint8_t *from = call.weights + index * call.n_steps * CUDA_STEP_BYTES;
-        for (int step = 0; step < call.n_steps; step += STREAM_STEPS, from += STREAM_STAGE_BYTES) {
-            const uint32_t bytes = min(call.n_steps - step, (int)STREAM_STEPS) * CUDA_STEP_BYTES;
-            barrier_wait(at.empty, at.parity ^ 1);
-            barrier_arrive_expect(at.full, bytes);
-            bulk_copy(at.stage, from, bytes, at.full);
-            advance_by(1, n_slots, at);
-        }
-        advance(tile, 1, call.n_tiles);
-    }
-}
-
-/* A stage's two blocks of 128 k, of which n steps are there.  A block of one step is multiplied twice, since x is zero
- * in the second; one that is not there by whatever lies behind x. */
-static __device__ __forceinline__ void multiply_stage(const fp8_magnitudes &magnitudes, float (&d)[2][4],
-                                                      uint32_t stage, uint32_t b, int n)
-{
-    uint32_t a[STREAM_STEPS][8];
-#pragma unroll
-    for (int i = 0; i < STREAM_STEPS; i++) {
-        const packed_step packed = load_step(stage + min(i, n - 1) * CUDA_STEP_BYTES);
-        fp8_decode_step(packed.codes, packed.scales, magnitudes, a[i]);
-#pragma unroll
-        for (uint32_t &each : a[i]) asm volatile("" : "+r"(each)); /* decoded by now */
-        wgmma_fence();
-        if (i % 2)
-            wgmma_fp8_row<true>(d[i / 2], a[i], b + i * 4);
-        else
-            wgmma_fp8_row<false>(d[i / 2], a[i], b + i * 4);
-        wgmma_fp8_row<true>(d[i / 2], a[i] + 4, b + i * 4 + 2);
-        wgmma_commit();
-    }
-}
-
-/* A stage of a tile, whose blocks' sums go to shared memory. */
-static __device__ __forceinline__ void multiply_shared(const stream_call &call, int base, uint32_t row, int stage,
-                                                       uint32_t sums, const ring_place &at)
-{
-    const int n = min(call.gemm.n_steps - stage * STREAM_STEPS, (int)STREAM_STEPS);
-    const uint32_t to = sums + stage * (STREAM_STEPS / 2) * SUM_LANES * 8;
-    float d[2][4] = {};
-    barrier_wait(at.full, at.parity);
-    multiply_stage(fp8_magnitudes_of(base), d, at.stage, (row >> 4 | 1 << 16) + stage * STREAM_STEPS * 4, n);
-    barrier_arrive(at.empty);
-    wgmma_wait<0>();
-    if (threadIdx.x % 4) return;
-    store_shared_8(to, __float_as_uint(d[0][0]), __float_as_uint(d[0][2]));
-    if (n > 2) store_shared_8(to + SUM_LANES * 8, __float_as_uint(d[1][0]), __float_as_uint(d[1][2]));
-}
-
-/* down: the sums of all blocks of a tile in their order. */
-static __device__ __forceinline__ void add_blocks(const gemm_call &call, uint32_t sums, uint32_t row, float (&total)[2])
-{
-    const uint32_t scales = row + n_blocks_of(call) * FP8_BLOCK;
-    total[0] = total[1] = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < n_blocks_of(call); i++) {
-        const uint2 bits = load_shared_8(sums + i * SUM_LANES * 8);
-        const float scale = __uint_as_float(load_shared_4(scales + i * 4));
-        total[0] = fmaf(__uint_as_float(bits.x), scale, total[0]);
-        total[1] = fmaf(__uint_as_float(bits.y), scale, total[1]);
-    }
-}
-
 } // namespace fp8_one_row
 
 struct fp8_operands {
     template <int teams> struct state {
-        uint64_t full[2], empty[2]; /* of the sums of a tile that teams share */
-
-        __device__ __forceinline__ void init()
-        {
-            for (int i = 0; i < 2; i++) {
-                barrier_init(shared_address(&full[i]), teams * TEAM);
-                barrier_init(shared_address(&empty[i]), TEAM);
-            }
-        }
+        __device__ __forceinline__ void init() {}
     };
 
     static __host__ __device__ constexpr int fillers(int teams)
     {
-        return fp8_one_row::shares_tiles(teams) ? 1 : teams;
+        return teams;
     }
 
     static __host__ __device__ __forceinline__ int32_t x_bytes(const gemm_call &call)
@@ -285,14 +164,12 @@ struct fp8_operands {
         return fp8_one_row::row_bytes(call);
     }
 
-    /* Rows of all token tiles that a block can meet, and two tiles' sums. */
-    static int32_t v_bytes(const one_call &call, int teams, int32_t n_blocks)
+    /* Rows of all token tiles that a block can meet. */
+    static int32_t v_bytes(const one_call &call, int, int32_t n_blocks)
     {
         const gemm_call &gemm = call.stream.gemm;
         const int32_t n = call.route.router.top_k * gemm.n_tiles, most = (n + n_blocks - 1) / n_blocks;
-        const int32_t n_rows = std::min(most, (most + gemm.n_tiles - 2) / gemm.n_tiles + 1);
-        return (fp8_one_row::shares_tiles(teams) ? 2 * fp8_one_row::sum_bytes(gemm) : 0) +
-               n_rows * fp8_one_row::row_bytes(gemm);
+        return std::min(most, (most + gemm.n_tiles - 2) / gemm.n_tiles + 1) * fp8_one_row::row_bytes(gemm);
     }
 
     /* A thread's part of x, which comes while experts are chosen. */
@@ -328,18 +205,6 @@ struct fp8_operands {
 
     template <int teams> static __device__ __forceinline__ void pad_rows(const gemm_call &, uint32_t) {}
 
-    /* A tile's scales and what else belongs to it. */
-    struct weight_tile {
-        row_pair rows;
-        int base;
-        __device__ __forceinline__ weight_tile(const one_call &one, int l, const strip &at)
-            : rows(rows_of_thread(one.stream.gemm, l, at)),
-              base(one.tile_base[(int64_t)l * one.stream.gemm.n_tiles + at.tile])
-        {
-            rows.unit *= fp8_tile_unit(base);
-        }
-    };
-
     template <moe4_activation activation, bool is_down>
     static __device__ __forceinline__ void store(const gemm_call &call, const token_tile &tokens, const strip &at,
                                                  row_pair rows, const float (&total)[2], uint32_t row)
@@ -353,80 +218,45 @@ struct fp8_operands {
         store_sums<STREAM_ROWS, activation>(call, tokens, at, rows, d);
     }
 
-    template <moe4_activation activation, bool is_down, int teams>
-    static __device__ __forceinline__ void run_own(const one_call &one, const stream_block &block, ring_place at)
+    /* Asked for a tile ahead, since decoding begins with it. */
+    static __device__ __forceinline__ int base_of(const one_call &one, const stream_block &block, const tile_place &at,
+                                                  int left)
     {
-        using namespace fp8_one_row;
-        const gemm_call &call = block.call.gemm;
-        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-        tile_place tile = block.share.first;
-        if (is_down) load_rows<teams * TEAM>(block, block.x);
-        advance(tile, warp / 4, call.n_tiles);
-        for (int left = block.share.n_tiles - warp / 4; left > 0; left -= teams) {
-            const token_tile tokens = block.tiles[tile.token_tile];
-            const strip own = {tile.tile, warp % 4};
-            const weight_tile weights(one, tokens.l, own);
-            const int segment = is_down ? tile.token_tile - block.share.first.token_tile : 0;
-            const uint32_t row = block.x + segment * row_bytes(call);
-            sums of = {};
-            multiply_row<is_down>(block.call, of, weights.base, row, at);
-            store<activation, is_down>(call, tokens, own, weights.rows, of.total, row);
-            advance(tile, teams, call.n_tiles);
-        }
-    }
-
-    /* down. */
-    template <int teams>
-    static __device__ __forceinline__ void run_shared(const one_call &one, const stream_block &block,
-                                                      state<teams> &state, ring_place at)
-    {
-        using namespace fp8_one_row;
-        const gemm_call &call = block.call.gemm;
-        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), team = warp / 4;
-        const int n_stages = n_stages_of(call), n_slots = teams * block.call.n_stages;
-        const uint32_t rows = block.x + 2 * sum_bytes(call), in_sums = threadIdx.x % TEAM / 4 * 8;
-        tile_place tile = block.share.first;
-        load_rows<teams * TEAM>(block, rows);
-        for (int i = 0, stage = team; i < block.share.n_tiles; i++, stage -= n_stages) {
-            const uint32_t full = shared_address(&state.full[i % 2]), empty = shared_address(&state.empty[i % 2]);
-            const uint32_t parity = i / 2 & 1, own_sums = block.x + i % 2 * sum_bytes(call) + in_sums;
-            const token_tile tokens = block.tiles[tile.token_tile];
-            const strip own = {tile.tile, warp % 4};
-            const weight_tile weights(one, tokens.l, own);
-            const uint32_t row = rows + (tile.token_tile - block.share.first.token_tile) * row_bytes(call);
-            barrier_wait(empty, parity ^ 1);
-            for (; stage < n_stages; stage += teams) {
-                multiply_shared(block.call, weights.base, row, stage, own_sums, at);
-                advance_by(teams, n_slots, at);
-            }
-            barrier_arrive(full);
-            advance(tile, 1, call.n_tiles);
-            if (i % teams != team) continue;
-            float total[2];
-            barrier_wait(full, parity);
-            add_blocks(call, own_sums, row, total);
-            barrier_arrive(empty);
-            store<MOE4_ACTIVATION_IDENTITY, true>(call, tokens, own, weights.rows, total, row);
-        }
+        if (left <= 0) return 0;
+        return one.tile_base[(int64_t)block.tiles[at.token_tile].l * block.call.gemm.n_tiles + at.tile];
     }
 
     template <moe4_activation activation, bool is_down, int teams>
-    static __device__ __forceinline__ void run(const one_call &one, const stream_block &block, state<teams> &state,
+    static __device__ __forceinline__ void run(const one_call &one, const stream_block &block, state<teams> &,
                                                uint32_t stages, uint32_t ring)
     {
-        if constexpr (is_down && fp8_one_row::shares_tiles(teams))
-            run_shared<teams>(one, block, state, fp8_one_row::ring_from(threadIdx.x / TEAM, stages, ring));
-        else
-            run_own<activation, is_down, teams>(one, block, ring_of_team(block.call, threadIdx.x / TEAM, stages, ring));
+        using namespace fp8_one_row;
+        const gemm_call &call = block.call.gemm;
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), team = warp / 4; /* the same number for all lanes */
+        ring_place at = ring_of_team(block.call, team, stages, ring);
+        tile_place tile = block.share.first;
+        advance(tile, team, call.n_tiles);
+        int left = block.share.n_tiles - team, base = base_of(one, block, tile, left);
+        if (is_down) load_rows<teams * TEAM>(block, block.x);
+        for (; left > 0; left -= teams) {
+            const token_tile tokens = block.tiles[tile.token_tile];
+            const strip own = {tile.tile, warp % 4};
+            row_pair rows = rows_of_thread(call, tokens.l, own);
+            rows.unit *= fp8_tile_unit(base);
+            const int segment = is_down ? tile.token_tile - block.share.first.token_tile : 0, now = base;
+            const uint32_t row = __shfl_sync(~0u, block.x + segment * row_bytes(call), 0);
+            advance(tile, teams, call.n_tiles);
+            base = base_of(one, block, tile, left - teams);
+            sums of = {};
+            multiply_row<is_down>(block.call, of, now, row, at);
+            store<activation, is_down>(call, tokens, own, rows, of.total, row);
+        }
     }
 
     template <int teams>
     static __device__ __forceinline__ void fill(const stream_block &block, int filler, uint32_t stages, uint32_t ring)
     {
-        if (fp8_one_row::shares_tiles(teams))
-            fp8_one_row::fill_shared<teams>(block, stages, ring);
-        else
-            fill_ring<teams>(block, filler, ring_of_team(block.call, filler, stages, ring));
+        fill_ring<teams>(block, filler, ring_of_team(block.call, filler, stages, ring));
     }
 };
 

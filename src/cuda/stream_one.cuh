@@ -230,9 +230,9 @@ static __device__ void begin_gate_up(const one_call &call, uint32_t x, one_choic
     const route_logits_call &route = call.route;
     const int warp = threadIdx.x / 32;
     await_logits(call, choice);
-    const typename Operands::x_part part(call.stream.gemm);
     for (int32_t e = threadIdx.x; e < route.router.n_experts && !call.topk.ids; e += blockDim.x)
         choice.keys[e] = key_of_expert(route.router, logits_of_token(route, 0), e);
+    const typename Operands::x_part part(call.stream.gemm);
     __syncthreads();
     if (warp < teams * 4) {
         Operands::template store_x<teams * TEAM>(call, part, x);
@@ -295,9 +295,9 @@ __global__ void __launch_bounds__(is_down ? one_threads<Operands>(true, teams) :
         __syncthreads();
         begin_gate_up<Operands, teams>(call, x, choice, tiles);
     }
-    const stream_share share = share_of_block(tiles.n, stream.gemm.n_tiles);
+    const stream_share share = share_of_block(__shfl_sync(~0u, tiles.n, 0), stream.gemm.n_tiles);
     const stream_block block = {stream, tiles.of, tiles.n, share, x, 0, nullptr, nullptr};
-    const int warp = threadIdx.x / 32, filler = warp - teams * 4;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), filler = warp - teams * 4;
     if (filler < 0) {
         Operands::template run<activation, is_down, teams>(call, block, state, stages, shared_address(ring));
     } else if (filler < Operands::fillers(teams) && threadIdx.x % 32 == 0) {
