@@ -70,7 +70,7 @@ typedef enum moe4_device { MOE4_DEVICE_CPU = 0, MOE4_DEVICE_CUDA = 1 } moe4_devi
 /* Instruction-set levels.  Of the CPU backend: C, and two families, x86 and Arm, in which a level includes C and those of
  * its family above it; of the CUDA backend: SM_80 and SM_90A, which includes it.  AUTO is the best the device has, but
  * for AVX512_BF16 on Intel's CPUs, where AVX512 is faster.  AMX asks Linux for its state, which all threads of the
- * process then have; where that is refused AUTO does without. */
+ * process then have (signal frames grow by 8 KB); where that is refused AUTO does without. */
 typedef enum moe4_isa {
     MOE4_ISA_AUTO = 0,
     MOE4_ISA_C,           /* portable C */

@@ -89,17 +89,22 @@ static void sort_active(struct forward *f)
         }
 }
 
-/* Tiles of nearly equal size: 13 rows are 7 + 6, not 12 + 1. */
+/* Tiles of nearly equal size: 13 rows are 7 + 6, not 12 + 1.  Where rows cost by grains, as few of these as can be: 40
+ * are 32 + 8, not 20 + 20. */
 static void cut_tiles(struct forward *f, struct active_expert *expert)
 {
-    const int32_t run = forward_kernel(f, expert)->run;
-    int32_t n = (expert->n_rows + f->tile_tokens - 1) / f->tile_tokens, row = expert->first_row;
+    const struct kernel *kernel = forward_kernel(f, expert);
+    const int32_t grain = kernel->grain ? kernel->grain : 1;
+    int32_t row = expert->first_row, left = expert->n_rows;
     expert->first_tile = f->n_tiles;
-    expert->n_tiles = n;
-    for (int32_t i = 0; i < n; i++) {
-        int32_t rows = expert->n_rows / n + (i < expert->n_rows % n);
-        f->tiles[f->n_tiles++] = (struct tile){row, rows, run, expert->output_row + row - expert->first_row};
+    expert->n_tiles = (left + f->tile_tokens - 1) / f->tile_tokens;
+    for (int32_t n = expert->n_tiles; n > 0; n--) {
+        int32_t rows = ((left + n - 1) / n + grain - 1) / grain * grain;
+        if (rows > f->tile_tokens) rows = f->tile_tokens;
+        if (rows > left) rows = left;
+        f->tiles[f->n_tiles++] = (struct tile){row, rows, kernel->run, expert->output_row + row - expert->first_row};
         row += rows;
+        left -= rows;
     }
 }
 

@@ -202,5 +202,6 @@ const struct kernel kernel_amx = {.name = "gemm_amx",
                                   .order = "blocks of tdpbf16ps with scaled weights, added",
                                   .isa = MOE4_ISA_AMX,
                                   .tile_tokens = 2 * TILE_LINES,
+                                  .grain = TILE_LINES,
                                   .run = BLOCK_SIZE,
                                   .gemm_tile = gemm_tile_amx};

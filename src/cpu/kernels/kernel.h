@@ -32,7 +32,8 @@ struct kernel {
     const char *order;   /* the accumulation order: how an element's chain is formed */
     moe4_isa isa;        /* the lowest level that can run it */
     int32_t tile_tokens; /* what it likes: tiles of so many rows at most */
-    int32_t run;         /* and x by pairs, or by whole blocks */
+    int32_t grain;       /* a tile costs as much as one of the next multiple of this; 0 = just what it holds */
+    int32_t run;         /* x comes by pairs, or by whole blocks */
     int32_t block_words;
     convert_tile_fn *convert;   /* or NULL */
     const struct kernel *for_x; /* multiplies x in its place, and it the intermediate, or NULL */
