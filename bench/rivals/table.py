@@ -15,7 +15,7 @@ INTERMEDIATE = {"oss120b": 4 * 2880, "oss20b": 4 * 2880, "dsv3": 8 * 2048, "v4fl
 
 
 def by_point(records):
-    """{(shape, T): {who: median of each number}}, in the order of the records."""
+    """{(shape, T): {who: median of each number}} where ours is known, in the order of the records."""
     points = defaultdict(lambda: defaultdict(list))
     for r in records:
         points[r["shape"], r["T"]][r["who"]].append(r)
@@ -25,6 +25,7 @@ def by_point(records):
             for who, runs in by_who.items()
         }
         for point, by_who in points.items()
+        if "ours" in by_who
     }
 
 
