@@ -28,6 +28,19 @@ enum : int {
     LOADER_REGISTERS = 56
 };
 
+/* ---- The block's share ------------------------------------------------------------------------------------------ */
+
+/* As share_of_block has it; but where wide token tiles leave room for one buffer of rows, and as many blocks for each
+ * of them leave few without work, none has to go from one token tile to the next. */
+static __device__ __forceinline__ stream_share share_of(const stream_call &call, int n_token_tiles, int n_tiles)
+{
+    const int n_blocks = gridDim.x, each = n_blocks / max(n_token_tiles, 1), block = blockIdx.x;
+    if (call.n_buffers > 1 || n_token_tiles * each * 16 < n_blocks * 15) return share_of_block(n_token_tiles, n_tiles);
+    const int part = block % each, first = part * n_tiles / each, n_own = (part + 1) * n_tiles / each - first;
+    const bool is_there = block < n_token_tiles * each;
+    return {{block / each, first}, is_there ? n_own : 0, is_there && n_own ? 1 : 0};
+}
+
 /* ---- A team's tiles --------------------------------------------------------------------------------------------- */
 
 /* Every fourth tile of the block's run; or one of each four, of which the run then consists, where gate/up quantises
@@ -267,7 +280,7 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
     const int n_token_tiles = *stream.gemm.n_token_tiles;
     const bool is_grouped = !is_down && !call.is_bf16;
     const int n_places = team_tiles::place_count(stream.gemm.n_tiles, is_grouped);
-    const stream_share share = share_of_block(n_token_tiles, n_places);
+    const stream_share share = share_of(stream, n_token_tiles, n_places);
     const stream_block block = {stream, stream.gemm.token_tiles, n_token_tiles, share, x, 0, nullptr};
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), is_filling = warp >= STREAM_WARPS;
     const int team = is_filling ? warp - STREAM_WARPS : warp / (TEAM / 32);
@@ -282,7 +295,7 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
         registers_lower<FILLER_REGISTERS>();
         if (threadIdx.x % 32 == 0) fill_tiles(block, own, at);
         __syncwarp();
-        if (stream.next_weights) prefetch_next(block, team);
+        if (stream.next_weights) prefetch_next(block, team, share_of(stream, n_token_tiles, stream.next_tiles));
     } else {
         registers_raise<TEAM_REGISTERS>();
         run_tiles<activation, is_down>(call, block, store, own, at, &maxima);

@@ -245,13 +245,13 @@ static void fetch_y(const struct run *run, int64_t T, uint16_t *y)
 
 static void check_bits(const struct run *run)
 {
-    static const int64_t counts[] = {1, 8, 33, 300, 2048, 8192};
+    static const int64_t counts[] = {1, 8, 33, 128, 300, 2048, 8192};
     const int64_t H = run->shape->H;
     size_t bytes = (size_t)(MAX_T * H) * 2;
     uint16_t *expected = malloc(bytes), *y = malloc(bytes);
     int64_t n_different = 0;
     fetch_y(run, MAX_T, expected);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         check(cudaMemset(run->y, 0xFF, bytes), "poison");
         fetch_y(run, counts[i], y);
         n_different += memcmp(y, expected, (size_t)(counts[i] * H) * 2) != 0;

@@ -180,10 +180,9 @@ static __device__ __forceinline__ void fill_ring(const stream_block &block, int 
 
 /* A warp brings its team's first weights of the next GEMM into the second-level cache: that one cannot start before
  * this one ends, the memory can. */
-static __device__ __forceinline__ void prefetch_next(const stream_block &block, int team)
+static __device__ __forceinline__ void prefetch_next(const stream_block &block, int team, const stream_share &share)
 {
     const stream_call &call = block.call;
-    const stream_share share = share_of_block(block.n_token_tiles, call.next_tiles);
     const int n = min(share.n_tiles, (int)STREAM_TEAMS);
     if (team >= n) return;
     tile_place at = share.first;
@@ -355,7 +354,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1) stream_kernel(const __grid_
     if (is_filling) {
         if (threadIdx.x % 32 == 0) fill_ring(block, team, at);
         __syncwarp();
-        if (call.next_weights) prefetch_next(block, team);
+        if (call.next_weights) prefetch_next(block, team, share_of_block(n_token_tiles, call.next_tiles));
     } else {
         run_tiles<activation>(block, at);
     }
