@@ -7,7 +7,8 @@ namespace
 
 struct gate_ups {
     typedef void function(const fp8_call);
-    template <moe4_activation activation> static constexpr function *of = fp8::kernel<fp8::GATE_UP, activation>;
+    template <moe4_activation activation>
+    static constexpr function *of = fp8::kernel<fp8::GATE_UP, fp8_activation<activation>>;
 };
 gate_ups::function *const down = fp8::kernel<fp8::DOWN, MOE4_ACTIVATION_IDENTITY>;
 

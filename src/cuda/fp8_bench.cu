@@ -110,8 +110,7 @@ void launch_kernel(const bench &b, void (*kernel)(fp8_call), int shared_bytes, f
 
 void launch_gate_up(const bench &b, const fp8_call &call, cudaStream_t stream)
 {
-    launch_kernel(b, fp8::kernel<fp8::GATE_UP, MOE4_ACTIVATION_SWIGLU_OAI>, fp8::ring_size<fp8::GATE_UP>::bytes, call,
-                  stream);
+    launch_kernel(b, fp8::kernel<fp8::GATE_UP, FP8_SWIGLU>, fp8::ring_size<fp8::GATE_UP>::bytes, call, stream);
 }
 
 void launch_down(const bench &b, const fp8_call &call, cudaStream_t stream)
@@ -403,8 +402,8 @@ int main(int argc, char **argv)
 {
     const bool checks = argc < 2 || !std::strcmp(argv[1], "check"), times = argc < 2 || !std::strcmp(argv[1], "time");
     std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
-    check(cudaFuncSetAttribute(fp8::kernel<fp8::GATE_UP, MOE4_ACTIVATION_SWIGLU_OAI>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, fp8::ring_size<fp8::GATE_UP>::bytes),
+    check(cudaFuncSetAttribute(fp8::kernel<fp8::GATE_UP, FP8_SWIGLU>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               fp8::ring_size<fp8::GATE_UP>::bytes),
           "shared memory");
     check(cudaFuncSetAttribute(fp8::kernel<fp8::DOWN, MOE4_ACTIVATION_IDENTITY>,
                                cudaFuncAttributeMaxDynamicSharedMemorySize, fp8::ring_size<fp8::DOWN>::bytes),

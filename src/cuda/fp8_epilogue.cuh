@@ -2,7 +2,7 @@
 #ifndef MOE4_CUDA_FP8_EPILOGUE_CUH
 #define MOE4_CUDA_FP8_EPILOGUE_CUH
 
-#include "cuda/activation.cuh"
+#include "cuda/fp8_activation.cuh"
 #include "cuda/fp8_decode.cuh"
 #include "cuda/fp8_ring.cuh"
 
@@ -39,7 +39,8 @@ constexpr int eights_at_once = N % 32 == 0   ? 4
 
 /* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of the item's tiles this is.  Rows that are not
  * there have room and are computed like the others, since branches would keep the compiler from doing several at a
- * time; so would a load behind stores, hence scales are loaded ahead. */
+ * time; so would a load behind stores, hence scales are loaded ahead.  A unit is a power of two: it may come after the
+ * scale. */
 template <int N, moe4_activation activation>
 static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v, uint32_t x_scales,
                                                const token_tile &tokens, int tile, int slot,
@@ -63,8 +64,8 @@ static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v,
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const float scale = c ? next[i].y : next[i].x;
-                const float low = total[4 * (j + i) + c] * rows.unit * scale + rows.bias[0];
-                const float high = total[4 * (j + i) + 2 + c] * rows.unit * scale + rows.bias[1];
+                const float low = fmaf(total[4 * (j + i) + c] * scale, rows.unit, rows.bias[0]);
+                const float high = fmaf(total[4 * (j + i) + 2 + c] * scale, rows.unit, rows.bias[1]);
                 values[i][c] = is_gated<activation> ? bf16_pair(activate<activation>(low, high, rows.params), 0.0f)
                                                     : bf16_pair(activate<activation>(0.0f, low, rows.params),
                                                                 activate<activation>(0.0f, high, rows.params));

@@ -6,7 +6,8 @@ namespace
 
 struct gate_ups {
     typedef void function(const fp8_stream_call);
-    template <moe4_activation activation> static constexpr function *of = fp8_narrow::kernel<activation, false>;
+    template <moe4_activation activation>
+    static constexpr function *of = fp8_narrow::kernel<fp8_activation<activation>, false>;
 };
 gate_ups::function *const down = fp8_narrow::kernel<MOE4_ACTIVATION_IDENTITY, true>;
 

@@ -7,6 +7,7 @@
 #define MOE4_CUDA_FP8_ONE_CUH
 
 #include "cuda/fp8.h"
+#include "cuda/fp8_activation.cuh"
 #include "cuda/fp8_decode.cuh"
 #include "cuda/fp8_quantize.cuh"
 #include "cuda/stream_one.cuh"
@@ -215,7 +216,7 @@ struct fp8_operands {
             d[0] = d[0] * rows.unit * scale, d[2] = d[2] * rows.unit * scale;
             rows.unit = 1.0f;
         }
-        store_sums<STREAM_ROWS, activation>(call, tokens, at, rows, d);
+        store_sums<STREAM_ROWS, fp8_activation<activation>>(call, tokens, at, rows, d);
     }
 
     /* Asked for a tile ahead, since decoding begins with it. */

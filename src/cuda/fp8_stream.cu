@@ -8,7 +8,8 @@ namespace
 
 struct gate_ups {
     typedef void function(const fp8_stream_call);
-    template <moe4_activation activation> static constexpr function *of = fp8_stream::kernel<activation, false>;
+    template <moe4_activation activation>
+    static constexpr function *of = fp8_stream::kernel<fp8_activation<activation>, false>;
 };
 gate_ups::function *const down = fp8_stream::kernel<MOE4_ACTIVATION_IDENTITY, true>;
 

@@ -4,6 +4,7 @@
 #define MOE4_CUDA_FP8_STREAM_EPILOGUE_CUH
 
 #include "cuda/fp8.h"
+#include "cuda/fp8_activation.cuh"
 #include "cuda/fp8_quantize.cuh"
 #include "cuda/stream_epilogue.cuh"
 
