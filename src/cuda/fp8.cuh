@@ -56,6 +56,13 @@ struct operands {
     gemm_ring ring;
     uint32_t codes, scales; /* where the thread's parts of its warpgroup's first step lie in stage 0 */
     fp8_magnitudes magnitudes;
+
+    /* down: of the rows of a block, the thread's first two. */
+    template <int N> __device__ __forceinline__ uint32_t scales_of(int stage, int block) const
+    {
+        using W = width<N>;
+        return ring.stages + stage * STAGE_BYTES + W::scales + block * W::rows * 4 + threadIdx.x % 4 * 8;
+    }
 };
 
 /* Steps `first` to `end` of a block's weights, `offset` behind those, to operand A. */
@@ -86,20 +93,41 @@ static __device__ __forceinline__ void fetch_x_scales(const fp8_call &call, cons
 template <int N> constexpr bool has_two = N <= 200;
 
 /* Columns whose products are under way while those of the piece before are promoted, so that registers hold two pieces
- * of the tensor core's accumulators beside the sums of all: as many as they have room for, in down beside a piece's
- * scales.  Pieces are of one width, or ptxas waits for each instruction. */
-template <kind k> constexpr int piece_of(int N)
+ * of the tensor core's accumulators beside the sums of all: as many as they have room for.  Pieces are of one width, or
+ * ptxas waits for each instruction. */
+constexpr int piece_of(int N)
 {
     if (N <= 48) return N;
     int n = (N <= 200 ? 176 : 192) - N / 2;
-    if (k == DOWN) n = n * 4 / 5;
     n = n > 64 ? 64 : n / 8 * 8;
     while (N % n || n == N) n -= 8;
     return n;
 }
 
-template <kind k, int N> constexpr int piece = piece_of<k>(N);
-template <kind k, int N> constexpr int n_pieces = N / piece<k, N>;
+template <int N> constexpr int piece = piece_of(N);
+template <int N> constexpr int n_pieces = N / piece<N>;
+
+/* down: scales of so many eights of rows are loaded before they are wanted, throughout: loads take long while tensor
+ * cores read shared memory.  A divisor of all eights, so that each has its place in every block. */
+constexpr int eights_ahead_of(int N)
+{
+    int n = N <= 240 ? 8 : 4;
+    while (N / 8 % n) n--;
+    return n;
+}
+
+template <int N> constexpr int eights_ahead = eights_ahead_of(N);
+
+/* They, for the thread's columns 0 and 1 of each eight; where the block's and the next one's lie. */
+template <int N> struct scale_window {
+    uint2 eights[eights_ahead<N>];
+    uint32_t block, next;
+
+    template <int i> __device__ __forceinline__ void load()
+    {
+        eights[i % eights_ahead<N>] = load_shared_8(i < N / 8 ? block + i * 32 : next + (i - N / 8) * 32);
+    }
+};
 
 /* `b`: address of the block's rows, over 16, with wgmma's leading dimension above. */
 template <int n> static __device__ __forceinline__ void multiply_piece(float (&d)[n / 2], uint32_t (&a)[16], uint32_t b)
@@ -112,39 +140,35 @@ template <int n> static __device__ __forceinline__ void multiply_piece(float (&d
     wgmma_commit();
 }
 
-/* A piece's sums to fp32; `scales`: of the thread's columns 0 and 1 of each eight. */
-template <kind k, int N, int p>
-static __device__ __forceinline__ void promote_piece(float (&total)[N / 2], float (&d)[piece<k, N> / 2],
-                                                     const float2 *scales)
+/* A piece's sums to fp32. */
+template <kind k, int N, int p, int j = 0>
+static __device__ __forceinline__ void promote_piece(float (&total)[N / 2], float (&d)[piece<N> / 2],
+                                                     scale_window<N> &scales)
 {
-    constexpr int n = piece<k, N>;
+    constexpr int n = piece<N>, eight = p * n / 8 + j;
+    const uint2 own = scales.eights[eight % eights_ahead<N>];
 #pragma unroll
-    for (int i = 0; i < n / 2; i++) asm volatile("" : "+f"(d[i])); /* waited for by now */
-#pragma unroll
-    for (int j = 0; j < n / 8; j++) {
-        float *sums = total + p * n / 2 + 4 * j;
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-            sums[c] =
-                k == GATE_UP ? sums[c] + d[4 * j + c] : fmaf(d[4 * j + c], c % 2 ? scales[j].y : scales[j].x, sums[c]);
+    for (int c = 0; c < 4; c++) {
+        float &sum = total[4 * eight + c];
+        asm volatile("" : "+f"(d[4 * j + c])); /* waited for by now */
+        sum = k == GATE_UP ? sum + d[4 * j + c] : fmaf(d[4 * j + c], __uint_as_float(c % 2 ? own.y : own.x), sum);
     }
+    if constexpr (k == DOWN) scales.template load<eight + eights_ahead<N>>();
+    if constexpr (j + 1 < n / 8) promote_piece<k, N, p, j + 1>(total, d, scales);
 }
 
 /* Pieces p on of a block, of which two are under way.  Where there are two sets of registers the next block is decoded
  * meanwhile. */
 template <kind k, int N, int p = 0>
 static __device__ __forceinline__ void promote_pieces(const operands &of, uint32_t offset, float (&total)[N / 2],
-                                                      float (&d)[2][piece<k, N> / 2], uint32_t (&a)[16],
-                                                      uint32_t (&next)[16], uint32_t b, const float2 *scales)
+                                                      float (&d)[2][piece<N> / 2], uint32_t (&a)[16],
+                                                      uint32_t (&next)[16], uint32_t b, scale_window<N> &scales)
 {
-    constexpr int n = piece<k, N>, last = n_pieces<k, N> - 1, pending = p < last;
+    constexpr int n = piece<N>, last = n_pieces<N> - 1, pending = p < last;
     constexpr int end = p == last ? (int)BLOCK_STEPS : p + 1; /* of the steps decoded now */
     if constexpr (has_two<N> && p < BLOCK_STEPS) decode_steps<p, end>(of, offset, next);
-    float2 own[n / 8];
-#pragma unroll
-    for (int j = 0; j < n / 8 && k == DOWN; j++) own[j] = scales[(p * n + 8 * j) / 2];
     wgmma_wait<pending>();
-    promote_piece<k, N, p>(total, d[p % 2], own);
+    promote_piece<k, N, p>(total, d[p % 2], scales);
     if constexpr (p + 2 <= last) multiply_piece<n>(d[p % 2], a, b + (p + 2) * (n * FP8_BLOCK / 16));
     if constexpr (p < last) promote_pieces<k, N, p + 1>(of, offset, total, d, a, next, b, scales);
 }
@@ -152,12 +176,12 @@ static __device__ __forceinline__ void promote_pieces(const operands &of, uint32
 /* Multiplies block g of a stage, and decodes the next; where there is one set of registers, when products are over,
  * while those of the other warpgroup run.  `left`: blocks from this one on. */
 template <kind k, int N, int g>
-static __device__ __forceinline__ void multiply_block(const operands &of, ring_position<k> &at, int left,
-                                                      uint32_t (&a)[16], uint32_t (&next)[16],
-                                                      float (&d)[2][piece<k, N> / 2], float (&total)[N / 2])
+static __device__ __forceinline__ void
+multiply_block(const operands &of, ring_position<k> &at, int left, uint32_t (&a)[16], uint32_t (&next)[16],
+               float (&d)[2][piece<N> / 2], float (&total)[N / 2], scale_window<N> &scales)
 {
     using W = width<N>;
-    constexpr int n = piece<k, N>;
+    constexpr int n = piece<N>;
     constexpr bool ends_stage = g == W::stage_blocks - 1;
     const uint32_t stage = of.ring.stages + at.stage * STAGE_BYTES, empty = of.ring.empty + at.stage * 8;
     const uint32_t x = (stage + g * W::x_bytes) >> 4 | 1 << 16;
@@ -172,11 +196,18 @@ static __device__ __forceinline__ void multiply_block(const operands &of, ring_p
     multiply_piece<n>(d[0], a, x);
     if constexpr (n < N) multiply_piece<n>(d[1], a, x + n * FP8_BLOCK / 16);
     if (ends_stage && !is_last) await_stage(of.ring, next_stage);
-    promote_pieces<k, N>(of, offset, total, d, a, next, x,
-                         shared_pairs(stage + W::scales + g * W::rows * 4 + threadIdx.x % 4 * 8));
+    scales.block = scales.next;
+    scales.next = of.scales_of<N>(weights, ends_stage ? 0 : g + 1);
+    promote_pieces<k, N>(of, offset, total, d, a, next, x, scales);
     if constexpr (!has_two<N>) decode_steps<0, BLOCK_STEPS>(of, offset, next);
     if (ends_stage || is_last) barrier_arrive(empty);
     at = next_stage;
+}
+
+template <int N, int i = 0> static __device__ __forceinline__ void load_first(scale_window<N> &scales)
+{
+    scales.template load<i>();
+    if constexpr (i + 1 < eights_ahead<N>) load_first<N, i + 1>(scales);
 }
 
 /* All of K for one pass; `on_first`: what can be done once x is there. */
@@ -186,22 +217,25 @@ static __device__ __forceinline__ void multiply(const fp8_call &call, const oper
 {
     constexpr int other = has_two<N>;
     uint32_t a[1 + other][16];
-    float d[2][piece<k, N> / 2];
+    float d[2][piece<N> / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) total[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < piece<k, N> / 2; i++) d[0][i] = d[1][i] = 0.0f;
+    for (int i = 0; i < piece<N> / 2; i++) d[0][i] = d[1][i] = 0.0f;
 #pragma unroll
     for (uint32_t &each : a[other]) each = 0;
     at.stage = __shfl_sync(~0u, at.stage, 0); /* so that the compiler sees one address for the whole warp */
     await_stage(of.ring, at);
     on_first();
+    scale_window<N> scales = {{}, 0, of.scales_of<N>(at.stage, 0)};
+    scales.block = scales.next;
+    if constexpr (k == DOWN) load_first<N>(scales);
     decode_steps<0, BLOCK_STEPS>(of, at.stage * STAGE_BYTES, a[0]);
     for (int left = block_count(call);;) {
-        multiply_block<k, N, 0>(of, at, left, a[0], a[other], d, total);
+        multiply_block<k, N, 0>(of, at, left, a[0], a[other], d, total, scales);
         if (--left <= 0) break;
         if constexpr (other || width<N>::stage_blocks == 2) {
-            multiply_block<k, N, width<N>::stage_blocks - 1>(of, at, left, a[other], a[0], d, total);
+            multiply_block<k, N, width<N>::stage_blocks - 1>(of, at, left, a[other], a[0], d, total, scales);
             if (--left <= 0) break;
         }
     }
