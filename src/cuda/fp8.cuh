@@ -269,7 +269,7 @@ static __device__ __forceinline__ void consume_item(const fp8_call &call, const 
         }
         if (tile == seen) {
             if constexpr (k == GATE_UP)
-                store_v<N, activation>(call, ring.v, x_scales, item.tokens, tile, slot, total);
+                store_v<N, activation>(rows_of_thread(call, item.tokens.l, tile), ring.v, x_scales, slot, total);
             else
                 store_z<N>(call, item.tokens, tile, total);
         }

@@ -2,18 +2,13 @@
 #ifndef MOE4_CUDA_FP8_EPILOGUE_CUH
 #define MOE4_CUDA_FP8_EPILOGUE_CUH
 
+#include "cuda/epilogue.cuh"
 #include "cuda/fp8_activation.cuh"
 #include "cuda/fp8_decode.cuh"
 #include "cuda/fp8_ring.cuh"
 
 namespace fp8
 {
-
-/* What an epilogue needs of a thread's two rows, g and g+8 of its warp's 16. */
-struct row_pair {
-    float bias[2], unit;
-    activation_params params;
-};
 
 static __device__ __forceinline__ row_pair rows_of_thread(const fp8_call &call, int l, int tile)
 {
@@ -22,33 +17,25 @@ static __device__ __forceinline__ row_pair rows_of_thread(const fp8_call &call, 
     return {{bias[0], bias[8]}, call.unit[l] * fp8_tile_unit(call.tile_base[index]), call.params[l]};
 }
 
-static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
 /* Eights of rows whose activations are mixed. */
 template <int N>
 constexpr int eights_at_once = N % 32 == 0   ? 4
                                : N % 40 == 0 ? 5
+                               : N % 56 == 0 ? 7
                                : N % 24 == 0 ? 3
                                : N % 16 == 0 ? 2
                                              : 1;
 
-/* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of the item's tiles this is.  Rows that are not
+/* gate/up: v' to shared memory, [row][128 columns] bf16.  `slot`: which of their tiles this is.  Rows that are not
  * there have room and are computed like the others, since branches would keep the compiler from doing several at a
  * time; so would a load behind stores, hence scales are loaded ahead.  A unit is a power of two: it may come after the
  * scale. */
 template <int N, moe4_activation activation>
-static __device__ __forceinline__ void store_v(const fp8_call &call, uint32_t v, uint32_t x_scales,
-                                               const token_tile &tokens, int tile, int slot,
+static __device__ __forceinline__ void store_v(const row_pair &rows, uint32_t v, uint32_t x_scales, int slot,
                                                const float (&total)[N / 2])
 {
     constexpr int at_once = eights_at_once<N>;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const row_pair rows = rows_of_thread(call, tokens.l, tile);
     const int column = is_gated<activation> ? slot * CUDA_GATED_COLUMNS + warp * 8 + lane / 4
                                             : slot * CUDA_TILE_ROWS + warp * 16 + lane / 4 * 2;
     const uint32_t to = v + lane % 4 * 2 * V_PITCH + column * 2;

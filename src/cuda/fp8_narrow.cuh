@@ -1,6 +1,6 @@
 /* The fp8 GEMMs for some 18 to 64 rows an expert: fp8_stream.cuh's products and epilogues with rows that come through
  * the ring, as in fp8.cuh, but for four consumer warpgroups, whose four tiles are the 128 columns of the intermediate
- * that share a scale.
+ * that share a scale.  The producers' warps 2 and 3 quantise them, as there.
  *
  *   producers    warp 0 copies the weights of a stage, two blocks of 128 k, warp 1 its rows, warps 2 and 3, in down,
  *                the rows' scales
@@ -12,6 +12,8 @@
 #ifndef MOE4_CUDA_FP8_NARROW_CUH
 #define MOE4_CUDA_FP8_NARROW_CUH
 
+#include "cuda/fp8_epilogue.cuh"
+#include "cuda/fp8_intermediate.cuh"
 #include "cuda/fp8_stream.cuh"
 
 namespace fp8_narrow
@@ -28,14 +30,14 @@ enum : int {
     THREADS = CONSUMERS + 128,
     CONSUMER_REGISTERS = 112, /* of what 96 a thread leave when producers give some back */
     PRODUCER_REGISTERS = 32,
-    SCALE_THREADS = 64,
     STAGE_STEPS = 4,
     STAGE_BLOCKS = STAGE_STEPS / 2,
     TILE_BYTES = STAGE_STEPS * CUDA_STEP_BYTES, /* of a stage */
     X_BYTES = STAGE_BLOCKS * FP8_NARROW_ROWS * FP8_BLOCK,
     STAGE_BYTES = (X_BYTES + G * TILE_BYTES + STAGE_BLOCKS * FP8_NARROW_ROWS * 4 + 1023) / 1024 * 1024,
     STAGES = 3,
-    SHARED_BYTES = STAGES * STAGE_BYTES + 1024,
+    V_BYTES = FP8_NARROW_ROWS * fp8::V_PITCH, /* of 128 columns: two of these where no gates halve them */
+    SHARED_BYTES = STAGES * STAGE_BYTES + 2 * V_BYTES + 1024,
     TWO_SETS = 40 /* rows up to which there are registers for the weights of two blocks without moving them about */
 };
 
@@ -73,6 +75,18 @@ struct ring {
     __device__ __forceinline__ uint32_t scales() const
     {
         return weights() + G * TILE_BYTES;
+    }
+    __device__ __forceinline__ uint32_t v() const
+    {
+        return stages + STAGES * STAGE_BYTES;
+    }
+    __device__ __forceinline__ uint32_t v_full() const
+    {
+        return barriers + STAGES * 16;
+    }
+    __device__ __forceinline__ uint32_t v_empty() const
+    {
+        return v_full() + 8;
     }
 };
 
@@ -142,7 +156,7 @@ template <int step> static __device__ __forceinline__ void fill_rows(const fp8_s
 static __device__ __forceinline__ void fill_scales(const fp8_stream_call &call, ring at)
 {
     const gemm_call &gemm = call.stream.gemm;
-    const int thread = threadIdx.x % SCALE_THREADS;
+    const int thread = threadIdx.x % fp8::ROLE_THREADS;
     for (item_list items(gemm); !items.is_over(); items.advance()) {
         const token_tile tokens = items.tokens(gemm);
         const int width = fp8_stream::width_of(tokens);
@@ -151,12 +165,29 @@ static __device__ __forceinline__ void fill_scales(const fp8_stream_call &call, 
             barrier_wait(at.empty(), at.parity ^ 1);
 #pragma unroll
             for (int b = 0; b < STAGE_BLOCKS; b++, from += call.x.rows)
-                for (int row = thread; b < left && row < tokens.n_rows; row += SCALE_THREADS)
+                for (int row = thread; b < left && row < tokens.n_rows; row += fp8::ROLE_THREADS)
                     copy4(at.scales() + (b * width + row) * 4, from + row);
             copies_arrive(at.full());
         }
     }
     copy_wait_all(); /* shared memory must outlive the copies */
+}
+
+/* ---- Quantisers ------------------------------------------------------------------------------------------------- */
+
+template <moe4_activation activation>
+static __device__ __forceinline__ void quantise(const fp8_stream_call &call, const ring &at)
+{
+    constexpr int n_groups = fp8::is_gated<activation> ? 1 : 2;
+    int parity = 0;
+    for (item_list items(call.stream.gemm); !items.is_over(); items.advance(), parity ^= 1) {
+        const token_tile tokens = items.tokens(call.stream.gemm);
+        const int first = items.first_tile() / G * n_groups;
+        barrier_wait(at.v_full(), parity);
+        for (int i = 0; i < n_groups; i++)
+            fp8::quantise_group(call.v, call.stream.gemm.columns, at.v() + i * V_BYTES, tokens, first + i);
+        barrier_arrive(at.v_empty());
+    }
 }
 
 /* ---- Consumers -------------------------------------------------------------------------------------------------- */
@@ -248,21 +279,18 @@ static __device__ __forceinline__ void pass(const gemm_call &call, ring &at)
     }
 }
 
-/* What consumers keep in shared memory: x's scales, and maxima of v'; one half while the other is still read. */
-struct consumer_store {
-    float x_scales[2][G][FP8_NARROW_ROWS];
-    uint16_t maxima[2][FP8_NARROW_ROWS][STREAM_WARPS];
-};
+/* x's scales, a copy a consumer: one half while the other is still read. */
+typedef float x_scale_store[2][G][FP8_NARROW_ROWS];
 
 template <int N, moe4_activation activation, bool is_down>
 static __device__ __forceinline__ void consume_item(const fp8_stream_call &call, ring &at, const token_tile &tokens,
-                                                    int first_tile, consumer_store &store, int half)
+                                                    int first_tile, x_scale_store &store, int half)
 {
     const gemm_call &gemm = call.stream.gemm;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), consumer = warp / 4, thread = threadIdx.x % TEAM;
     const int tile = first_tile + consumer, seen = min(tile, gemm.n_tiles - 1);
     const int base = call.tile_base[(int64_t)tokens.l * gemm.n_tiles + seen];
-    float *x_scales = store.x_scales[half][consumer];
+    float *x_scales = store[half][consumer];
     float total[N / 2] = {};
     const auto on_first = [&] {
         if (!is_down && thread < tokens.n_rows)
@@ -279,17 +307,21 @@ static __device__ __forceinline__ void consume_item(const fp8_stream_call &call,
     if (is_down) {
         if (tile == seen) store_sums<N, activation>(gemm, tokens, {tile, warp % 4}, rows, total);
     } else {
+        constexpr int tiles = fp8::is_gated<activation> ? 4 : 2; /* of 128 columns */
         copy_wait_all();
         barrier_sync<TEAM>(3 + consumer);
-        fp8_stream::store_v<N, activation>(call, tokens, {tile, warp % 4}, rows, total,
-                                           shared_address(x_scales) + threadIdx.x % 4 * 8, store.maxima[half]);
+        barrier_wait(at.v_empty(), half ^ 1);
+        if (tile == seen)
+            fp8::store_v<N, activation>(rows, at.v() + consumer / tiles * V_BYTES, shared_address(x_scales),
+                                        consumer % tiles, total);
+        barrier_arrive(at.v_full());
     }
 }
 
 /* The width of the item's tokens. */
 template <int N, moe4_activation activation, bool is_down>
 static __device__ __forceinline__ void consume_width(const fp8_stream_call &call, ring &at, const token_tile &tokens,
-                                                     int first_tile, consumer_store &store, int half)
+                                                     int first_tile, x_scale_store &store, int half)
 {
     if constexpr (N < FP8_NARROW_ROWS) {
         if (tokens.n_rows > N) {
@@ -305,13 +337,17 @@ template <moe4_activation activation, bool is_down>
 __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8_stream_call call)
 {
     extern __shared__ uint8_t shared[];
-    __shared__ uint64_t barriers[2 * STAGES];
-    __shared__ __align__(16) consumer_store store;
+    __shared__ uint64_t barriers[2 * STAGES + 2];
+    __shared__ __align__(16) x_scale_store store;
     const gemm_call &gemm = call.stream.gemm;
     const ring at = {(shared_address(shared) + 1023) / 1024 * 1024, shared_address(barriers), 0, 0};
     if (threadIdx.x < STAGES) {
-        barrier_init(at.barriers + threadIdx.x * 16, is_down ? 2 + SCALE_THREADS : 2);
+        barrier_init(at.barriers + threadIdx.x * 16, is_down ? 2 + fp8::ROLE_THREADS : 2);
         barrier_init(at.barriers + threadIdx.x * 16 + 8, CONSUMERS);
+        if (threadIdx.x == 0) {
+            barrier_init(at.v_full(), CONSUMERS);
+            barrier_init(at.v_empty(), fp8::ROLE_THREADS);
+        }
         barrier_init_fence();
     }
     if (!gemm.tiles_are_old) wait_for_predecessors();
@@ -325,9 +361,13 @@ __global__ void __launch_bounds__(THREADS, 1) kernel(const __grid_constant__ fp8
             wait_for_predecessors();
             fill_rows<width_step<activation, is_down>>(call, at);
         }
-        if (is_down && thread >= 128 - SCALE_THREADS) {
-            wait_for_predecessors();
-            fill_scales(call, at);
+        if (thread >= 128 - fp8::ROLE_THREADS) {
+            if (!is_down) {
+                quantise<activation>(call, at);
+            } else {
+                wait_for_predecessors();
+                fill_scales(call, at);
+            }
         }
     } else {
         registers_raise<CONSUMER_REGISTERS>();

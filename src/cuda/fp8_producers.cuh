@@ -2,7 +2,7 @@
 #ifndef MOE4_CUDA_FP8_PRODUCERS_CUH
 #define MOE4_CUDA_FP8_PRODUCERS_CUH
 
-#include "cuda/fp8_quantize.cuh"
+#include "cuda/fp8_intermediate.cuh"
 #include "cuda/fp8_ring.cuh"
 
 namespace fp8
@@ -125,59 +125,13 @@ static __device__ __forceinline__ void produce(const fp8_call &call, const gemm_
 
 /* ---- Quantisers -------------------------------------------------------------------------------------------------- */
 
-/* The columns of an item that exist, in chunks of 16. */
-static __device__ __forceinline__ int chunk_count(const fp8_call &call, const gemm_item &item)
-{
-    return min((call.columns - item.group * FP8_BLOCK) / 16, FP8_BLOCK / 16);
-}
-
-/* Rows' scales, a thread a row. */
-static __device__ __forceinline__ void find_divisors(const fp8_call &call, const gemm_ring &ring, const gemm_item &item,
-                                                     int n_chunks)
-{
-    float *scales = call.v.scales + item.group * call.v.rows + item.tokens.first_row;
-    for (int row = threadIdx.x % ROLE_THREADS; row < item.tokens.n_rows; row += ROLE_THREADS) {
-        const uint32_t from = ring.v + row * V_PITCH;
-        uint32_t largest = 0;
-        if (n_chunks == FP8_BLOCK / 16)
-#pragma unroll 4
-            for (int i = 0; i < FP8_BLOCK / 8; i++) largest = fp8_larger(largest, load_shared_16(from + i * 16));
-        else
-            for (int i = 0; i < 2 * n_chunks; i++) largest = fp8_larger(largest, load_shared_16(from + i * 16));
-        const fp8_divisor by = fp8_divisor_of(fp8_largest(largest));
-        scales[row] = by.scale;
-        store_shared_8(from + FP8_BLOCK * 2, __float_as_uint(by.scale), __float_as_uint(by.reciprocal));
-    }
-}
-
-/* Codes, eight threads a row, sixteen columns each. */
-static __device__ __forceinline__ void store_codes(const fp8_call &call, const gemm_ring &ring, const gemm_item &item,
-                                                   int n_chunks)
-{
-    const int thread = threadIdx.x % ROLE_THREADS, chunk = thread % 8;
-    uint8_t *codes = call.v.codes + (item.group * call.v.rows + item.tokens.first_row) * FP8_BLOCK;
-    for (int row = thread / 8; row < item.tokens.n_rows; row += ROLE_THREADS / 8) {
-        const uint32_t in_row = ring.v + row * V_PITCH, from = in_row + chunk * 32;
-        const uint2 divisor = load_shared_8(in_row + FP8_BLOCK * 2);
-        const fp8_divisor by = {__uint_as_float(divisor.x), __uint_as_float(divisor.y)};
-        uint4 out = fp8_chunk(load_shared_16(from), load_shared_16(from + 16), by);
-        if (chunk >= n_chunks) out = make_uint4(0, 0, 0, 0);
-        *(uint4 *)(codes + row * FP8_BLOCK + fp8_chunk_offset(row, chunk)) = out;
-    }
-}
-
 template <int n_passes> static __device__ __forceinline__ void quantise(const fp8_call &call, const gemm_ring &ring)
 {
     uint32_t parity = 0;
     for (item_list<n_passes> items(call); !items.is_over(); items.advance(ring), parity ^= 1) {
         const gemm_item item = items.load(call);
         barrier_wait(ring.v_full, parity);
-        const int n_chunks = chunk_count(call, item);
-        if (n_chunks > 0) {
-            find_divisors(call, ring, item, n_chunks);
-            barrier_sync<ROLE_THREADS>(1);
-            store_codes(call, ring, item, n_chunks);
-        }
+        quantise_group(call.v, call.columns, ring.v, item.tokens, item.group);
         barrier_arrive(ring.v_empty);
     }
 }

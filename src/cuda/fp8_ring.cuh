@@ -4,6 +4,7 @@
 #define MOE4_CUDA_FP8_RING_CUH
 
 #include "cuda/fp8.h"
+#include "cuda/fp8_intermediate.cuh"
 #include "cuda/layout.h"
 #include "cuda/ptx.cuh"
 
@@ -14,7 +15,6 @@ enum : int {
     WARPGROUP = 128,
     G = 2, /* consumer warpgroups */
     THREADS = (G + 1) * WARPGROUP,
-    ROLE_THREADS = 64, /* of a producers' role that takes two warps */
     PRODUCER_REGISTERS = 40,
     CONSUMER_REGISTERS = 232
 };
@@ -35,9 +35,7 @@ template <int N> struct width {
 enum : int { STAGE_BYTES = width<FP8_MAX_ROWS>::bytes };
 static_assert(width<NARROW>::bytes <= STAGE_BYTES, "the largest");
 
-/* The intermediate of an item as bf16; rows are an odd number of 16-byte units apart, for the banks, and the quantisers
- * keep a row's scale and its reciprocal in the last of them. */
-enum : int { V_PITCH = FP8_BLOCK * 2 + 16, V_BYTES = FP8_MAX_ROWS * V_PITCH };
+enum : int { V_BYTES = FP8_MAX_ROWS * V_PITCH };
 
 enum : int { X_SCALE_BYTES = FP8_MAX_ROWS * 4 };
 
