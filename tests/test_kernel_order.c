@@ -75,11 +75,11 @@ static float add_scaled(float sum, float block, float scale)
     return sum + block * scale;
 }
 
-/* Integers of 15 bits over one unit, which is 2^-14 of a power of two that is at most the largest element. */
+/* Integers below 255 * 2^7 over one unit, which is 2^-14 of a power of two that is at most the largest element. */
 static int is_integer(float x, int exponent)
 {
     const double y = ldexp((double)x, 14 - exponent);
-    return exponent < 40 - 127 ? x == 0 : fabs(y) < 32768 && y == rint(y);
+    return exponent < 40 - 127 ? x == 0 : fabs(y) < 255 << 7 && y == rint(y);
 }
 
 /* Of what is no integer over `exponent`, or of all: how many there are, and the largest one's exponent. */

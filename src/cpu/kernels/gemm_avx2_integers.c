@@ -4,7 +4,12 @@
  * it is added to those of the blocks before.  What is no such integer is multiplied in f32.
  *
  * One or two tokens meet weights decoded in registers.  More take a block decoded to memory, one after the other: with
- * all 64 rows at once a broadcast serves eight products, whose weights need no instructions of their own. */
+ * all 64 rows at once a broadcast serves eight products, whose weights need no instructions of their own.
+ *
+ * One token comes as digits of 8 bits: vpmaddubsw multiplies 32 of them by weights as they are looked up, 2w + 12,
+ * which must not be negative, and adds pairs of products to 16 bits, where all of a block's are added up, modulo 2^16.
+ * Sums begin without what is 12 times the digits too much: 16 weights of -12 to 12 times 128 are at most 24576, so they
+ * are right in the end.  Two digits put together are the same sum as that of the integers. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -120,17 +125,54 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
     }
 }
 
-#define MULTIPLY_FEW(N)                                                                                                \
-    APART void multiply_few_##N(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,  \
-                                float *sums)                                                                           \
-    {                                                                                                                  \
-        multiply_codes(codes, at, scales, x, N, sums);                                                                 \
-    }
-MULTIPLY_FEW(1)
-MULTIPLY_FEW(2)
+APART void multiply_two(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
+                        float *sums)
+{
+    multiply_codes(codes, at, scales, x, 2, sums);
+}
 
-static void (*const multiply_few[])(const uint8_t *, uintptr_t, panel_scales, const struct integer_row *,
-                                    float *) = {NULL, multiply_few_1, multiply_few_2};
+/* sum[digit] += four k of 8 rows times those of a token. */
+static inline __attribute__((always_inline)) void multiply_four(__m256i sum[DIGITS], __m256i weights,
+                                                                const struct digit_row *x, int four)
+{
+    UNROLL
+    for (int d = 0; d < DIGITS; d++) {
+        const __m256i product = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(x->fours[d][four]));
+        if (four == 0)
+            sum[d] = _mm256_add_epi16(product, _mm256_set1_epi32(x->starts[d]));
+        else
+            __asm__("vpaddw %1, %0, %0" : "+x"(sum[d]) : "x"(product));
+    }
+}
+
+/* sums[64 rows] += a block times one token: 32 rows at a time, whose sums stay in registers. */
+APART void multiply_one(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct digit_row *x, float *sums)
+{
+    enum { TWO_SUBTILES = 2 * HALVES };
+    for (int s = 0; s < SUBTILES; s += 2, codes += 2 * SUBTILE_BYTES, sums += 2 * SUBTILE_ROWS) {
+        __m256i block[TWO_SUBTILES][DIGITS];
+        UNROLL
+        for (int line = 0; line < LINES; line++) {
+            at = read_lines(at, 2);
+            __asm__ volatile("" ::: "memory"); /* else gcc asks for all lines at once */
+            UNROLL
+            for (int j = 0; j < TWO_SUBTILES; j++) {
+                __m256i first, second;
+                decode_half_line(codes + j / HALVES * SUBTILE_BYTES + line * LINE_BYTES + j % HALVES * LANES * 4,
+                                 &first, &second);
+                multiply_four(block[j], first, x, 2 * line);
+                multiply_four(block[j], second, x, 2 * line + 1);
+            }
+        }
+        const __m256 x_scale = _mm256_broadcast_ss(&x->scale);
+        UNROLL
+        for (int j = 0; j < TWO_SUBTILES; j++) {
+            const __m256i low = _mm256_madd_epi16(block[j][0], _mm256_set1_epi16(1));
+            const __m256i high = _mm256_madd_epi16(block[j][1], _mm256_set1_epi16(1 << 8));
+            add_block(_mm256_add_epi32(low, high), x_scale, scales[s + j / HALVES][j % HALVES], sums + j * LANES);
+        }
+    }
+}
 
 /* Leftovers of a block.  A k that several tokens share is made f32 once. */
 APART void multiply_leftovers(const subtile_weights *weights, panel_scales scales, const int32_t *list, int32_t n,
@@ -192,18 +234,13 @@ static void multiply_block(const uint8_t *codes, uintptr_t at, panel_scales scal
     multiply_leftovers((const subtile_weights *)weights, scales, list, n_left, sums);
 }
 
-static void multiply_few_tokens(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
-                                int32_t n_tokens, const int32_t *list, int32_t n_left, float *sums)
-{
-    multiply_few[n_tokens](codes, at, scales, x, sums);
-    if (n_left) multiply_leftover_codes(codes, scales, list, n_left, sums);
-}
-
 static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens,
                                     float *sums, struct read_ahead *ahead)
 {
     const struct integer_row *rows = (const struct integer_row *)(const void *)x;
-    const int32_t *list = (const int32_t *)(const void *)(rows + n_blocks * n_tokens);
+    const struct digit_row *digits = (const struct digit_row *)(const void *)x;
+    const int32_t *list = n_tokens == 1 ? (const int32_t *)(const void *)(digits + n_blocks)
+                                        : (const int32_t *)(const void *)(rows + n_blocks * n_tokens);
     panel_scales scales;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, rows += n_tokens) {
@@ -212,8 +249,13 @@ static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, cons
         const int32_t n_left = *list++;
         ahead->at = at + PANEL_BLOCK_BYTES - LINE_BYTES;
         decode_scales(panel, scales);
-        (n_tokens <= FEW_TOKENS ? multiply_few_tokens : multiply_block)(codes, at, scales, rows, n_tokens, list, n_left,
-                                                                        sums);
+        if (n_tokens == 1)
+            multiply_one(codes, at, scales, &digits[b], sums);
+        else if (n_tokens == 2)
+            multiply_two(codes, at, scales, rows, sums);
+        else
+            multiply_block(codes, at, scales, rows, n_tokens, list, n_left, sums);
+        if (n_tokens <= FEW_TOKENS && n_left) multiply_leftover_codes(codes, scales, list, n_left, sums);
         list += n_left;
     }
 }

@@ -47,12 +47,14 @@ static float unit(uint32_t exponent, int32_t shift)
     return exponent < LEAST_EXPONENT ? 0 : f32_from_bits((uint32_t)((int32_t)exponent - TOP_BIT + shift) << 23);
 }
 
-/* The elements over the unit of an exponent, where that is exact and 16 bits hold it. */
+/* The elements over the unit of an exponent, where that is exact and not too large.  255 * 2^7 is: two digits from -128
+ * to 127 do not make it. */
 static struct integers divide(const struct block *b, uint32_t exponent)
 {
     const uint32_t inverse = exponent < LEAST_EXPONENT ? 0 : (2 * 127 + TOP_BIT - exponent) << 23;
     const __m256 one = _mm256_set1_ps(unit(exponent, 0)), factor = _mm256_set1_ps(f32_from_bits(inverse));
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX)), limit = _mm256_set1_ps(2 << TOP_BIT);
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX)),
+                 limit = _mm256_set1_ps(255 << (TOP_BIT - 7));
     struct integers q = {.leftovers = 0};
     for (int v = 0; v < VECTORS; v++) {
         const __m256 y = _mm256_mul_ps(b->x[v], factor);
@@ -65,18 +67,58 @@ static struct integers divide(const struct block *b, uint32_t exponent)
     return q;
 }
 
+/* Low bytes of four k a word, as code lines have them: k = 0 4 1 5, then 2 6 3 7 of each. */
+static __m256i pack_fours(const __m256i of[VECTORS])
+{
+    const __m256i low = _mm256_set1_epi32(0xFF);
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 8, 2, 10, 4, 12, 6, 14, -1, -1, -1, -1, -1, -1, -1, -1));
+    __m256i words[VECTORS / 2]; /* of two lines */
+    for (int v = 0; v < VECTORS / 2; v++) {
+        const __m256i odd = _mm256_slli_epi32(_mm256_and_si256(of[v + VECTORS / 2], low), 16);
+        words[v] = _mm256_shuffle_epi8(_mm256_or_si256(_mm256_and_si256(of[v], low), odd), order);
+    }
+    return _mm256_permute4x64_epi64(_mm256_unpacklo_epi64(words[0], words[1]), 0xD8);
+}
+
+static int32_t add_words(__m256i v)
+{
+    __m128i half = _mm_add_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    half = _mm_add_epi16(half, _mm_shuffle_epi32(half, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi16(half, _mm_shuffle_epi32(half, 0xB1)));
+}
+
+static void store_words(int32_t *words, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)words, v);
+}
+
+static void store_digits(struct integers q, uint32_t exponent, struct digit_row *row)
+{
+    for (int d = 0; d < DIGITS; d++) {
+        const __m256i fours = pack_fours(q.of);
+        const __m256i products = _mm256_maddubs_epi16(_mm256_set1_epi8(12), fours);
+        store_words(row->fours[d], fours);
+        row->starts[d] = add_words(_mm256_sub_epi16(_mm256_setzero_si256(), products));
+        for (int v = 0; v < VECTORS; v++) /* of what is more than the digit, which may be negative */
+            q.of[v] = _mm256_srai_epi32(_mm256_add_epi32(q.of[v], _mm256_set1_epi32(128)), 8);
+    }
+    row->scale = unit(exponent, -1);
+}
+
 static void store_row(const struct integers *q, uint32_t exponent, struct integer_row *row)
 {
     const __m256i low = _mm256_set1_epi32(0xFFFF);
     for (int v = 0; v < VECTORS / 2; v++) {
         const __m256i even = _mm256_and_si256(q->of[v], low), odd = _mm256_slli_epi32(q->of[v + VECTORS / 2], 16);
-        _mm256_storeu_si256((__m256i *)(void *)(row->pairs + v * LANES), _mm256_or_si256(even, odd));
+        store_words(row->pairs + v * LANES, _mm256_or_si256(even, odd));
     }
     row->scale = unit(exponent, -1);
 }
 
-/* A row's block, x [16] pairs.  Returns a bit for every leftover: those of the even k, then those of the odd ones. */
-static uint32_t convert_block(const uint32_t x[BLOCK_PAIRS], struct integer_row *out)
+/* A row's block, x [16] pairs, to one or the other.  Returns a bit for every leftover: those of the even k, then those
+ * of the odd ones. */
+static uint32_t convert_block(const uint32_t x[BLOCK_PAIRS], struct digit_row *digits, struct integer_row *row)
 {
     struct block b;
     for (int v = 0; v < VECTORS / 2; v++) {
@@ -91,7 +133,10 @@ static uint32_t convert_block(const uint32_t x[BLOCK_PAIRS], struct integer_row 
         const struct integers other = divide(&b, next);
         if (__builtin_popcount(other.leftovers) < __builtin_popcount(q.leftovers)) q = other, exponent = next;
     }
-    store_row(&q, exponent, out);
+    if (digits)
+        store_digits(q, exponent, digits);
+    else
+        store_row(&q, exponent, row);
     return q.leftovers;
 }
 
@@ -111,14 +156,15 @@ static int32_t *list_leftovers(const uint16_t *pairs, int32_t n_rows, const uint
 
 void integers_avx2(const uint16_t *pairs, int64_t n_blocks, int32_t n_rows, int32_t *tile)
 {
+    struct digit_row *digits = n_rows == 1 ? (struct digit_row *)(void *)tile : NULL;
     struct integer_row *rows = (struct integer_row *)(void *)tile;
-    int32_t *list = tile + INTEGER_ROW_WORDS * n_blocks * n_rows;
+    int32_t *list = tile + (n_rows == 1 ? DIGIT_ROW_WORDS : INTEGER_ROW_WORDS * n_rows) * n_blocks;
     for (int64_t b = 0; b < n_blocks; b++, pairs += BLOCK_SIZE * n_rows, rows += n_rows) {
         uint32_t leftovers[LARGE_TILE_TOKENS];
         for (int32_t row = 0; row < n_rows; row++) {
             uint32_t x[BLOCK_PAIRS];
             for (int i = 0; i < BLOCK_PAIRS; i++) memcpy(&x[i], pairs + (i * n_rows + row) * 2, sizeof x[i]);
-            leftovers[row] = convert_block(x, &rows[row]);
+            leftovers[row] = convert_block(x, digits ? digits + b : NULL, &rows[row]);
         }
         int32_t *end = list_leftovers(pairs, n_rows, leftovers, list + 1);
         *list = (int32_t)(end - list) - 1;
