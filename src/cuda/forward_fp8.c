@@ -1,5 +1,6 @@
 /* The stages of fp8 compute: x quantised into routed rows, both GEMMs on fp8 tensor cores, and in plain fp32 for the
  * experts whose scales e5m2 does not hold. */
+#include "base/checked.h"
 #include "cuda/forward_state.h"
 
 void fp8_place(struct cuda_forward *f)
@@ -41,8 +42,8 @@ void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned)
     f->is_streamed = can_stream(f, rows);
 }
 
-/* So few rows that another kernel, which quantises x, would cost more than it spares, and that gate/up's tiles had
- * better be spread evenly than taken by fours.  Leaves nothing of the intermediate that a caller could have. */
+/* So few rows that another kernel, which quantises x, would cost more than it spares.  Leaves nothing of the
+ * intermediate that a caller could have. */
 int fp8_quantises_late(const struct cuda_forward *f)
 {
     return f->is_streamed && f->tile_rows == STREAM_ROWS && is_direct(f) && !f->result->intermediate &&
@@ -67,7 +68,7 @@ static int few_gate_up(const struct cuda_forward *f)
     call.is_bf16 = fp8_quantises_late(f);
     call.stream.gemm.x = x_of(f);
     call.stream.gemm.ldx = f->batch->ldx;
-    call.stream.gemm.out = f->intermediate;
+    call.stream.gemm.out = call.is_bf16 ? f->intermediate : f->z;
     call.stream.gemm.ldout = f->layer->I;
     call.stream.gemm.row_source = f->row_token;
     call.stream.gemm.columns = (int32_t)f->layer->I;
@@ -111,7 +112,9 @@ int fp8_gather_stage(const struct cuda_forward *f)
                                              row_at(batch->x_scale, f->first_token, batch->ldx_scale, MOE4_DTYPE_F32),
                                          .ldx_scale = batch->ldx_scale,
                                          .weights = input_weights(f),
-                                         .out = f->x_rows};
+                                         .out = f->x_rows,
+                                         .v_scales = f->v_rows.scales,
+                                         .n_cleared = f->is_streamed ? (int32_t)ceil_div(f->layer->I, FP8_BLOCK) : 0};
     return fp8_gather(&call, f->stream);
 }
 

@@ -49,7 +49,7 @@ struct fp8_stream_call {
     int32_t is_bf16;          /* x and the intermediate are those of stream.gemm, and quantised by whoever reads them */
     const uint8_t *tile_base; /* as in fp8_call */
     struct fp8_rows x;        /* gate/up: a row a token, chunks in their order; down: as in fp8_call */
-    struct fp8_rows v;        /* gate/up: the intermediate */
+    struct fp8_rows v;        /* gate/up: the intermediate, its scales 0 before; its bf16 go to stream.gemm.out first */
 };
 
 /* Bytes of a buffer of so many rows, a multiple of 8, and their scales. */

@@ -81,6 +81,14 @@ static __device__ __forceinline__ uint32_t fp8_largest(uint32_t halves)
     return max(halves >> 16, halves & 0xFFFFu);
 }
 
+/* Of 128 columns, of which eight neighbouring lanes hold sixteen each. */
+static __device__ __forceinline__ fp8_divisor fp8_divisor_of_eight(const chunk16 &v)
+{
+    uint32_t most = fp8_larger(fp8_larger(0, v.first), v.second);
+    for (int offset = 1; offset < 8; offset *= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, offset));
+    return fp8_divisor_of(fp8_largest(most));
+}
+
 /* Byte offset of a row's chunk of 16 columns in its 128, `row` counted within its expert or tile. */
 static __device__ __forceinline__ int64_t fp8_chunk_offset(int64_t row, int64_t chunk)
 {

@@ -97,16 +97,25 @@ __device__ void gather_codes(const fp8_gather_call &call, int64_t token, int64_t
     scatter_scale(call, token, fabsf(scale) < INFINITY ? scale : __uint_as_float(0x7FC00000u));
 }
 
+/* The scales of the intermediate that the token's slots may have. */
+__device__ void clear_scales(const fp8_gather_call &call, int64_t token)
+{
+    for (int32_t i = threadIdx.x; i < call.n_cleared * call.top_k; i += blockDim.x)
+        call.v_scales[i / call.top_k * call.out.rows + token * call.top_k + i % call.top_k] = 0.0f;
+}
+
 __global__ void __launch_bounds__(MAX_THREADS) gather_kernel(const __grid_constant__ fp8_gather_call call)
 {
     begin_kernel();
     const int64_t n_tokens = token_count_of(call.T);
     const int64_t n_chunks = (call.columns + FP8_BLOCK - 1) / FP8_BLOCK * (FP8_BLOCK / CHUNK);
-    for (int64_t token = blockIdx.x; token < n_tokens; token += gridDim.x)
+    for (int64_t token = blockIdx.x; token < n_tokens; token += gridDim.x) {
+        clear_scales(call, token);
         if (call.dtype == MOE4_DTYPE_F8_E4M3)
             gather_codes(call, token, n_chunks);
         else
             gather_values(call, token, n_chunks);
+    }
 }
 
 /* A block a row of a tile. */

@@ -224,6 +224,8 @@ struct fp8_gather_call {
     int64_t ldx_scale;
     const float *weights; /* [T], NULL = none */
     struct fp8_rows out;
+    float *v_scales; /* of the intermediate: the first n_cleared blocks' become 0 */
+    int32_t n_cleared;
 };
 int fp8_gather(const struct fp8_gather_call *call, cuda_stream stream);
 

@@ -21,6 +21,12 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/* So many arrivals at once. */
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier, int count)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
 /* This phase also waits for `bytes` of bulk copies. */
 static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 {
@@ -41,6 +47,22 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* The same for somebody who has time, while others want the issue slots. */
+static __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra over;\n"
+                 "nanosleep.u32 100;\n"
+                 "bra again;\n"
+                 "over:\n"
                  "}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");

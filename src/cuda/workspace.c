@@ -35,7 +35,8 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
         plan->x = arena_reserve(&arena, chunk_tokens, (size_t)layer->H * sizeof(uint16_t));
         plan->intermediate = arena_reserve(&arena, rows, (size_t)layer->I * sizeof(uint16_t));
     }
-    plan->z = arena_reserve(&arena, rows, (size_t)plan->ldz * sizeof(uint16_t));
+    const int64_t z_columns = layer->I < plan->ldz ? plan->ldz : layer->I; /* fp8: the intermediate in bf16, before z */
+    plan->z = arena_reserve(&arena, rows, (size_t)z_columns * sizeof(uint16_t));
     plan->output_rows = arena_reserve(&arena, is_chunked ? layer->L : 0, sizeof(int64_t));
     plan->row_output = arena_reserve(&arena, is_chunked ? rows : 0, sizeof(int64_t));
     plan->total = arena.total;
