@@ -3,7 +3,7 @@
 #include "base/checked.h"
 #include "context.h"
 #include "cuda/device.h"
-#include "cuda/stream_one.h"
+#include "cuda/stream_few.h"
 #include "cuda/tiling.h"
 #include "tuning.h"
 
@@ -128,7 +128,7 @@ static struct route_logits_call route_call_of(const struct cuda_forward *f)
 static int route_by_logits(const struct cuda_forward *f)
 {
     const int error = f->call->logits ? 0 : make_logits(f);
-    if (error || f->is_one) return error;
+    if (error || f->is_few) return error;
     const struct route_logits_call call = route_call_of(f);
     return (f->is_routed_at_once ? route_logits_at_once : route_logits)(&call, f->stream);
 }
@@ -136,7 +136,7 @@ static int route_by_logits(const struct cuda_forward *f)
 static int route_stage(const struct cuda_forward *f)
 {
     if (!f->call->topk) return route_by_logits(f);
-    if (f->is_one) return 0;
+    if (f->is_few) return 0;
     struct route_given_call call = {.T = f->T,
                                     .topk = *f->call->topk,
                                     .is_after_x = f->is_x_first,
@@ -169,7 +169,7 @@ static int group_stage(const struct cuda_forward *f)
 
 static int x_stage(const struct cuda_forward *f)
 {
-    return f->is_x_first || f->is_one ? 0 : rows_convert_stage(f);
+    return f->is_x_first || f->is_few ? 0 : rows_convert_stage(f);
 }
 
 struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_matrix *matrix)
@@ -186,7 +186,7 @@ struct gemm_call gemm_call_of(const struct cuda_forward *f, const struct cuda_ma
                               .tile_rows = f->tile_rows};
 }
 
-static int run_one(const struct cuda_forward *f, const struct stream_call *stream, moe4_activation activation,
+static int run_few(const struct cuda_forward *f, const struct stream_call *stream, moe4_activation activation,
                    int32_t n_blocks)
 {
     const struct cuda_matrix *matrix = stream->next_weights ? &f->prepared->gate_up : &f->prepared->down;
@@ -198,7 +198,9 @@ static int run_one(const struct cuda_forward *f, const struct stream_call *strea
                             .quantizes_x = is_mxfp8(f)};
     call.route.router.n_experts = f->layer->E; /* where the caller routes, the layer may have no router */
     call.route.router.top_k = f->A;
-    return (f->prepared->is_fp8 ? fp8_one : gemm_one)(&call, activation, n_blocks, f->stream);
+    if (f->batch->n_tokens == 1)
+        return (f->prepared->is_fp8 ? fp8_one : gemm_one)(&call, activation, n_blocks, f->stream);
+    return (f->prepared->is_fp8 ? fp8_few : gemm_few)(&call, activation, n_blocks, f->stream);
 }
 
 int32_t block_count(const struct cuda_forward *f, int32_t n_tiles)
@@ -220,7 +222,7 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const 
     const struct cuda_level *level = f->prepared->level;
     struct stream_call stream = {.gemm = *call, .quantizes = next && is_quantized_at_once(f)};
     if (next) stream.next_weights = next->packed, stream.next_tiles = next->n_tiles, stream.next_steps = next->n_steps;
-    int error = f->is_one        ? run_one(f, &stream, activation, n_blocks)
+    int error = f->is_few        ? run_few(f, &stream, activation, n_blocks)
                 : f->is_streamed ? level->gemm_stream(&stream, activation, n_blocks, f->stream)
                                  : level->gemm(call, activation, n_blocks, f->stream);
     if (error || !f->prepared->n_exact) return error;
@@ -231,9 +233,9 @@ static int run_gemm(const struct cuda_forward *f, struct gemm_call *call, const 
 
 static int gate_up_stage(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8 && !f->is_one) return fp8_gate_up_stage(f);
+    if (f->prepared->is_fp8 && !f->is_few) return fp8_gate_up_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->gate_up);
-    const int takes_x = is_direct(f) || f->is_one;
+    const int takes_x = is_direct(f) || f->is_few;
     call.x = takes_x ? x_of(f) : f->converted;
     call.ldx = takes_x ? f->batch->ldx : f->layer->H;
     call.row_source = f->row_token;
@@ -245,7 +247,7 @@ static int gate_up_stage(const struct cuda_forward *f)
 
 static int down_stage(const struct cuda_forward *f)
 {
-    if (f->prepared->is_fp8 && !f->is_one) return fp8_down_stage(f);
+    if (f->prepared->is_fp8 && !f->is_few) return fp8_down_stage(f);
     struct gemm_call call = gemm_call_of(f, &f->prepared->down);
     call.x = f->intermediate;
     call.ldx = f->layer->I;
@@ -270,12 +272,31 @@ static int is_streamed(const struct cuda_forward *f)
            stream_slots(f->prepared->gate_up.n_steps) && stream_slots(f->prepared->down.n_steps);
 }
 
-/* Whether gate/up routes the only token.  Each slot of it may be a token tile. */
-static int is_one(const struct cuda_forward *f)
+/* Whether x, and v' of all that a block of down multiplies, fit beside the shortest rings of the kernels for few
+ * tokens.
+ */
+static int few_fit(const struct cuda_forward *f)
 {
-    const int is_chosen = f->call->topk ? f->A <= f->layer->L : f->prepared->router.method != MOE4_ROUTING_HASH;
-    return f->batch->n_tokens == 1 && f->is_streamed && f->is_routed_at_once && is_chosen && f->A <= ONE_TOP_K &&
-           !f->prepared->n_exact && (f->prepared->is_fp8 ? fp8_quantises_late(f) : is_bf16(f));
+    const struct cuda_matrix *gate_up = &f->prepared->gate_up, *down = &f->prepared->down;
+    const int32_t T = (int32_t)f->batch->n_tokens, is_fp8 = f->prepared->is_fp8;
+    const int32_t rings = STREAM_LEAST_STAGES * STREAM_RING_BYTES, room = FEW_SHARED_BYTES - STREAM_SLACK - rings;
+    const int32_t n_segments = few_segments(T * f->A, down->n_tiles, block_count(f, down->n_tiles));
+    struct device_router router = f->prepared->router;
+    router.n_experts = f->layer->E; /* where the caller routes, the layer may have no router */
+    return few_rows_bytes(gate_up->n_steps, T, is_fp8) + few_choice_bytes(&router, f->layer->L) <= room &&
+           few_rows_bytes(down->n_steps, T, is_fp8) * n_segments <= room && T * f->layer->E * 4 <= rings;
+}
+
+/* Whether gate/up routes the tokens.  Each slot of a single one may be a token tile. */
+static int is_few(const struct cuda_forward *f)
+{
+    const int64_t T = f->batch->n_tokens;
+    const int is_chosen =
+        f->call->topk ? f->A <= (T == 1 ? f->layer->L : FEW_REPEATS) : f->prepared->router.method != MOE4_ROUTING_HASH;
+    if (!f->is_streamed || !f->is_routed_at_once || !is_chosen || f->A > ONE_TOP_K || f->prepared->n_exact) return 0;
+    if (T == 1) return f->prepared->is_fp8 ? fp8_quantises_late(f) : is_bf16(f);
+    return T <= FEW_TOKENS && T * f->A <= FEW_SLOTS && (f->prepared->is_fp8 ? fp8_leaves_bf16(f) : is_bf16(f)) &&
+           few_fit(f);
 }
 
 /* By what was measured (moe4_tune), else by rules that are good everywhere. */
@@ -290,8 +311,8 @@ static void choose_kernels(struct cuda_forward *f)
     }
     f->is_routed_at_once = f->prepared->level->isa == MOE4_ISA_SM_90A && !f->is_chunked &&
                            is_routed_at_once((int32_t)f->plan.chunk_tokens, f->A, &f->prepared->router, f->layer->L);
-    f->is_one = is_one(f);
-    f->is_x_first = !f->is_one && !f->is_chunked && !f->weights_on_input &&
+    f->is_few = is_few(f);
+    f->is_x_first = !f->is_few && !f->is_chunked && !f->weights_on_input &&
                     (f->prepared->is_fp8 ? fp8_takes_tokens(f) : !is_direct(f));
 }
 

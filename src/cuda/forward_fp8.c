@@ -42,12 +42,17 @@ void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned)
     f->is_streamed = can_stream(f, rows);
 }
 
-/* So few rows that another kernel, which quantises x, would cost more than it spares.  Leaves nothing of the
- * intermediate that a caller could have. */
-int fp8_quantises_late(const struct cuda_forward *f)
+/* Whether rows may be those of bf16 compute, which leave nothing of the intermediate that a caller could have. */
+int fp8_leaves_bf16(const struct cuda_forward *f)
 {
     return f->is_streamed && f->tile_rows == STREAM_ROWS && is_direct(f) && !f->result->intermediate &&
-           !f->result->intermediate_scale && mean_rows(f) <= 1;
+           !f->result->intermediate_scale;
+}
+
+/* So few rows that another kernel, which quantises x, would cost more than it spares. */
+int fp8_quantises_late(const struct cuda_forward *f)
+{
+    return fp8_leaves_bf16(f) && mean_rows(f) <= 1;
 }
 
 int fp8_takes_tokens(const struct cuda_forward *f)

@@ -17,7 +17,7 @@ struct cuda_forward {
     int weights_on_input;
     int is_chunked;
     int is_routed_at_once, is_streamed; /* by route_.._at_once, by gemm_stream or fp8_stream_.. */
-    int is_one;                         /* streamed by gemm_one */
+    int is_few;                         /* by gemm_one or gemm_few */
     int is_x_first;                     /* x is converted while routing runs */
     int32_t tile_rows;                  /* most of a token tile */
     cuda_stream stream;
@@ -38,7 +38,8 @@ struct cuda_forward {
 /* The stages that fp8 compute has of its own (forward_fp8.c). */
 void fp8_place(struct cuda_forward *f);
 void fp8_choose_kernels(struct cuda_forward *f, int32_t tuned); /* tuned: rows of token tiles, 0 = by rule */
-int fp8_quantises_late(const struct cuda_forward *f);           /* rows are those of bf16 compute */
+int fp8_leaves_bf16(const struct cuda_forward *f);              /* rows may be those of bf16 compute */
+int fp8_quantises_late(const struct cuda_forward *f);           /* rows are those */
 int fp8_takes_tokens(const struct cuda_forward *f);             /* x quantised, a row a token */
 int fp8_gather_stage(const struct cuda_forward *f);
 int fp8_gate_up_stage(const struct cuda_forward *f);

@@ -1,6 +1,6 @@
 #include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/stream_one.h"
+#include "cuda/stream_few.h"
 
 namespace
 {
@@ -20,6 +20,7 @@ int fp8_configure(void)
     if (!error) error = allow_shared<gate_ups>(fp8::ring_size<fp8::GATE_UP>::bytes);
     if (!error) error = fp8_stream_configure();
     if (!error) error = fp8_one_configure();
+    if (!error) error = fp8_few_configure();
     return error ? error : fp8_narrow_configure();
 }
 

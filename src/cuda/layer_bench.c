@@ -210,7 +210,7 @@ static void destroy_run(struct run *run)
 static const char *const routing_names[] = {"uniform", "zipf", "half"}, *const compute_names[] = {"bf16", "mxfp8",
                                                                                                   "fp8"};
 static const char *const state_names[] = {"plain", "hot", "rested"};
-static const int64_t all_counts[] = {1, 8, 32, 128, 512, 2048, 8192};
+static const int64_t all_counts[] = {1, 2, 4, 8, 32, 128, 512, 2048, 8192};
 
 /* Whether `word` is among the arguments, or is what is meant where none of its group is. */
 static int is_wanted(char **arguments, const char *word, const char *const *group, int n_group, int by_default)
@@ -245,13 +245,13 @@ static void fetch_y(const struct run *run, int64_t T, uint16_t *y)
 
 static void check_bits(const struct run *run)
 {
-    static const int64_t counts[] = {1, 8, 33, 128, 300, 2048, 8192};
+    static const int64_t counts[] = {1, 2, 3, 5, 7, 8, 33, 128, 300, 2048, 8192};
     const int64_t H = run->shape->H;
     size_t bytes = (size_t)(MAX_T * H) * 2;
     uint16_t *expected = malloc(bytes), *y = malloc(bytes);
     int64_t n_different = 0;
     fetch_y(run, MAX_T, expected);
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < (int)(sizeof counts / sizeof *counts); i++) {
         check(cudaMemset(run->y, 0xFF, bytes), "poison");
         fetch_y(run, counts[i], y);
         n_different += memcmp(y, expected, (size_t)(counts[i] * H) * 2) != 0;

@@ -2,7 +2,7 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/stream.cuh"
-#include "cuda/stream_one.h"
+#include "cuda/stream_few.h"
 
 namespace
 {
@@ -16,8 +16,9 @@ struct kernels {
 
 int gemm_stream_configure(void)
 {
-    const int error = allow_shared<kernels>(STREAM_SHARED_BYTES + STREAM_SLACK);
-    return error ? error : gemm_one_configure();
+    int error = allow_shared<kernels>(STREAM_SHARED_BYTES + STREAM_SLACK);
+    if (!error) error = gemm_one_configure();
+    return error ? error : gemm_few_configure();
 }
 
 int gemm_stream(const stream_call *call, moe4_activation activation, int32_t n_blocks, cuda_stream stream)

@@ -1,6 +1,7 @@
 #include "cuda/arena.h"
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
+#include "cuda/stream_few.h"
 
 moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens,
                               int32_t top_k, struct cuda_workspace_plan *plan)
@@ -28,7 +29,8 @@ moe4_status cuda_forward_plan(struct moe4_context *context, const struct moe4_la
         const int64_t x_blocks = ceil_div(layer->H, FP8_BLOCK), v_blocks = ceil_div(layer->I, FP8_BLOCK);
         plan->x = arena_reserve(&arena, rows, (size_t)x_blocks * FP8_BLOCK);
         plan->x_scales = arena_reserve(&arena, rows, sizeof(float));
-        const int64_t bf16_rows = rows < layer->L ? rows : layer->L; /* twice as wide */
+        const int64_t most = layer->L > FEW_SLOTS ? layer->L : FEW_SLOTS;
+        const int64_t bf16_rows = rows < most ? rows : most; /* twice as wide */
         plan->intermediate = arena_reserve(&arena, rows + bf16_rows, (size_t)v_blocks * FP8_BLOCK);
         plan->v_scales = arena_reserve(&arena, rows, (size_t)v_blocks * sizeof(float));
     } else {
