@@ -188,7 +188,7 @@ static __device__ void store_token(const few_call &call, few_choice &choice, int
 }
 
 /* By one warp of every block: each has its tokens. */
-static __device__ void store_routing(const few_call &call, few_choice &choice, const few_tiles &)
+static __device__ void store_routing(const few_call &call, few_choice &choice)
 {
     int32_t n_rows = 0, n_tiles = 0;
     for (int32_t t = 0; t < FEW_TOKENS; t++) {

@@ -164,7 +164,7 @@ static __device__ __forceinline__ void begin_gate_up(const few_call &call, uint3
     __syncthreads();
     route_and_bring_x<Operands>(call, x, choice, tiles, part);
     if (threadIdx.x / 32 != GATE_UP_THREADS / 32 - 1) return;
-    store_routing(call, choice, tiles);
+    store_routing(call, choice);
     __threadfence(); /* down's blocks may come up while this kernel runs */
     __syncwarp();
     launch_dependents();
