@@ -7,42 +7,14 @@
 #ifndef MOE4_CUDA_FP8_FEW_CUH
 #define MOE4_CUDA_FP8_FEW_CUH
 
-#include "cuda/fp8.h"
 #include "cuda/fp8_activation.cuh"
-#include "cuda/fp8_decode.cuh"
-#include "cuda/fp8_quantize.cuh"
+#include "cuda/fp8_row_products.cuh"
 #include "cuda/stream_few.cuh"
-#include "cuda/wgmma_fp8.cuh"
 
 namespace fp8_few_rows
 {
 
-constexpr int CHUNKS = FP8_BLOCK / 16; /* of a block */
-
-static __host__ __device__ __forceinline__ int32_t n_blocks_of(const gemm_call &call)
-{
-    return (call.n_steps + 1) / 2;
-}
-
-/* From the first chunk of a token tile's rows to their scales. */
-static __device__ __forceinline__ int32_t scales_at(const gemm_call &call)
-{
-    return n_blocks_of(call) * FP8_BLOCK * FEW_TOKENS;
-}
-
-/* ---- Rows ------------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ chunk16 load_chunk(const uint16_t *row, int chunk, int K)
-{
-    if (chunk * 16 >= K) return {};
-    const uint4 *from = (const uint4 *)(row + chunk * 16);
-    return {__ldcg(from), __ldcg(from + 1)};
-}
-
-static __device__ __forceinline__ uint32_t larger(uint32_t most, const chunk16 &v)
-{
-    return fp8_larger(fp8_larger(most, v.first), v.second);
-}
+using namespace fp8_row_products;
 
 /* down: the rows of v' of all of the block's segments, by so many threads, eight lanes a block of 128.  Once with
  * zeros, so that the code has been fetched when v' is there. */
@@ -71,94 +43,11 @@ static __device__ __forceinline__ void load_rows(const stream_block &block, uint
         const uint32_t to = rows + segment * few_rows_bytes(call.n_steps, FEW_TOKENS, 1);
         store_shared_16(to + (chunk * FEW_TOKENS + row) * 16, fp8_chunk(v.first, v.second, by));
         if (chunk % CHUNKS == 0)
-            store_shared_4(to + scales_at(call) + (chunk / CHUNKS * FEW_TOKENS + row) * 4, __float_as_uint(by.scale));
+            store_shared_4(to + scales_at<FEW_TOKENS>(call) + (chunk / CHUNKS * FEW_TOKENS + row) * 4, __float_as_uint(by.scale));
     }
     if ((int)threadIdx.x - lane >= n) wait_for_predecessors();
     async_proxy_fence();
     barrier_sync<STREAM_TEAMS * TEAM>(X_ROWS);
-}
-
-/* ---- A team's tile ----------------------------------------------------------------------------------------------- */
-
-/* A lane's sums of rows g and g+8, those of the block of 128 k under way, and its weights of two steps: one is
- * multiplied while the other is decoded.   */
-struct sums {
-    float total[4], d[4];
-    uint32_t a[2][8];
-};
-
-template <bool is_first> static __device__ __forceinline__ void multiply_step(sums &of, uint32_t (&a)[8], uint32_t b)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) asm volatile("" : "+r"(a[i])); /* decoded by now */
-    wgmma_fence();
-    wgmma_fp8_row<!is_first>(of.d, a, b);
-    wgmma_fp8_row<true>(of.d, a + 4, b + 2 * FEW_TOKENS);
-    wgmma_commit();
-}
-
-template <bool is_down> static __device__ __forceinline__ void promote(sums &of, uint32_t scale)
-{
-    uint2 by = {};
-    if (is_down) by = load_shared_8(scale);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        of.total[i] =
-            is_down ? fmaf(of.d[i], __uint_as_float(i % 2 ? by.y : by.x), of.total[i]) : of.total[i] + of.d[i];
-}
-
-/* A stage's products, `left` steps being left, or a tile's last ones.  A block of one step is multiplied twice, since x
- * is zero in the second.  `packed` is a step ahead of what is decoded. */
-template <bool is_last, bool is_down>
-static __device__ __forceinline__ void multiply_next(const stream_call &call, const fp8_magnitudes &magnitudes,
-                                                     sums &of, packed_step &packed, uint32_t b, uint32_t scales,
-                                                     ring_place &at, int left)
-{
-#pragma unroll
-    for (int i = 0; i < STREAM_STEPS; i++) {
-        const bool is_end = is_last && (i + 1 == STREAM_STEPS || (i == 1 && left <= 2));
-        if (i % 2)
-            multiply_step<false>(of, of.a[1], b + i * 4 * FEW_TOKENS);
-        else
-            multiply_step<true>(of, of.a[0], b + i * 4 * FEW_TOKENS);
-        if (!is_end) {
-            fp8_decode_step(packed.codes, packed.scales, magnitudes, of.a[(i + 1) % 2]);
-            uint32_t next = at.stage + (is_last ? min(i + 2, left - 1) : i + 2) * CUDA_STEP_BYTES;
-            if (!is_last && i == 2) { /* all of this stage is read */
-                barrier_arrive(at.empty);
-                advance(call, at);
-                barrier_wait(at.full, at.parity);
-            }
-            if (!is_last && i >= 2) next = at.stage + (i == 3 && left > STREAM_STEPS + 1 ? CUDA_STEP_BYTES : 0);
-            packed = load_step(next);
-        }
-        wgmma_wait<0>();
-        if (i % 2) promote<is_down>(of, scales + i / 2 * 4 * FEW_TOKENS);
-        if (is_end) break;
-    }
-    if (!is_last) return;
-    barrier_arrive(at.empty);
-    advance(call, at);
-}
-
-/* All of K, by rows at this address. */
-template <bool is_down>
-static __device__ __forceinline__ void multiply_rows(const stream_call &call, sums &of, int base, uint32_t rows,
-                                                     ring_place &at)
-{
-    const fp8_magnitudes magnitudes = fp8_magnitudes_of(base);
-    int left = call.gemm.n_steps;
-    uint32_t b = rows >> 4 | FEW_TOKENS << 16, scales = rows + scales_at(call.gemm);
-    scales += threadIdx.x % 4 * 8;
-    barrier_wait(at.full, at.parity);
-    packed_step packed = load_step(at.stage);
-    fp8_decode_step(packed.codes, packed.scales, magnitudes, of.a[0]);
-    packed = load_step(at.stage + (left > 1 ? CUDA_STEP_BYTES : 0));
-    for (; left > STREAM_STEPS; left -= STREAM_STEPS) {
-        multiply_next<false, is_down>(call, magnitudes, of, packed, b, scales, at, left);
-        b += STREAM_STEPS * 4 * FEW_TOKENS, scales += STREAM_STEPS / 2 * 4 * FEW_TOKENS;
-    }
-    multiply_next<true, is_down>(call, magnitudes, of, packed, b, scales, at, left);
 }
 
 /* The largest of all lanes that have a token's part. */
@@ -199,7 +88,7 @@ struct fp8_operands {
         }
         __device__ __forceinline__ chunk16 load(const gemm_call &call, int at) const
         {
-            return fp8_few_rows::load_chunk(call.x + token * call.ldx, at, is_there ? call.K : 0);
+            return fp8_row_products::load_chunk(call.x + token * call.ldx, at, is_there ? call.K : 0);
         }
     };
 
@@ -229,7 +118,7 @@ struct fp8_operands {
 #pragma unroll
             for (int kept = 1; kept < KEPT; kept++) part.v[kept - 1] = part.v[kept];
         }
-        if (threadIdx.x < FEW_TOKENS) store_shared_4(to + scales_at(call) + threadIdx.x * 4, __float_as_uint(by.scale));
+        if (threadIdx.x < FEW_TOKENS) store_shared_4(to + scales_at<FEW_TOKENS>(call) + threadIdx.x * 4, __float_as_uint(by.scale));
         async_proxy_fence();
     }
 
@@ -240,7 +129,7 @@ struct fp8_operands {
         tile_maxima none;
         float d[4] = {total[0], total[1], total[2], total[3]};
         if (!is_down) {
-            uint32_t scales = x + fp8_few_rows::scales_at(call);
+            uint32_t scales = x + fp8_row_products::scales_at<FEW_TOKENS>(call);
             scales += threadIdx.x % 4 * 8;
             const uint2 by = load_shared_8(scales);
 #pragma unroll
@@ -279,7 +168,7 @@ struct fp8_operands {
             const uint32_t x = __shfl_sync(~0u, block.x + segment * few_rows_bytes(call.n_steps, FEW_TOKENS, 1), 0);
             advance(tile, STREAM_TEAMS, call.n_tiles);
             base = base_of(one, block, tile, left - STREAM_TEAMS);
-            sums of = {};
+            sums<FEW_TOKENS> of = {};
             multiply_rows<is_down>(block.call, of, now, x, at);
             store<activation, is_down>(call, tiles, place, own, rows, of.total, x);
         }

@@ -6,40 +6,18 @@
 #ifndef MOE4_CUDA_FP8_ONE_CUH
 #define MOE4_CUDA_FP8_ONE_CUH
 
-#include "cuda/fp8.h"
 #include "cuda/fp8_activation.cuh"
-#include "cuda/fp8_decode.cuh"
-#include "cuda/fp8_quantize.cuh"
+#include "cuda/fp8_row_products.cuh"
 #include "cuda/stream_one.cuh"
-#include "cuda/wgmma_fp8.cuh"
 
 namespace fp8_one_row
 {
 
-constexpr int CHUNKS = FP8_BLOCK / 16; /* of a block */
-
-static __host__ __device__ __forceinline__ int32_t n_blocks_of(const gemm_call &call)
-{
-    return (call.n_steps + 1) / 2;
-}
+using namespace fp8_row_products;
 
 static __host__ __device__ __forceinline__ int32_t row_bytes(const gemm_call &call)
 {
     return (n_blocks_of(call) * (FP8_BLOCK + 4) + 127) / 128 * 128;
-}
-
-/* ---- Rows ------------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ chunk16 load_chunk(const uint16_t *row, int chunk, int K)
-{
-    if (chunk * 16 >= K) return {};
-    const uint4 *from = (const uint4 *)(row + chunk * 16);
-    return {__ldcg(from), __ldcg(from + 1)};
-}
-
-static __device__ __forceinline__ uint32_t larger(uint32_t most, const chunk16 &v)
-{
-    return fp8_larger(fp8_larger(most, v.first), v.second);
 }
 
 /* down: the rows of v' of all of the block's segments, by so many threads, eight lanes a block of 128.  Once with
@@ -71,83 +49,6 @@ template <int threads> static __device__ __forceinline__ void load_rows(const st
     barrier_sync<threads>(X_ROW);
 }
 
-/* ---- A team's tile ----------------------------------------------------------------------------------------------- */
-
-/* A lane's sums of rows g and g+8, those of the block of 128 k under way, and its weights of two steps: one is
- * multiplied while the other is decoded. */
-struct sums {
-    float total[2], d[4];
-    uint32_t a[2][8];
-};
-
-template <bool is_first> static __device__ __forceinline__ void multiply_step(sums &of, uint32_t (&a)[8], uint32_t b)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) asm volatile("" : "+r"(a[i])); /* decoded by now */
-    wgmma_fence();
-    wgmma_fp8_row<!is_first>(of.d, a, b);
-    wgmma_fp8_row<true>(of.d, a + 4, b + 2);
-    wgmma_commit();
-}
-
-template <bool is_down> static __device__ __forceinline__ void promote(sums &of, uint32_t scale)
-{
-    const float by = is_down ? __uint_as_float(load_shared_4(scale)) : 1.0f;
-    of.total[0] = is_down ? fmaf(of.d[0], by, of.total[0]) : of.total[0] + of.d[0];
-    of.total[1] = is_down ? fmaf(of.d[2], by, of.total[1]) : of.total[1] + of.d[2];
-}
-
-/* A stage's products, `left` steps being left, or a tile's last ones.  A block of one step is multiplied twice, since x
- * is zero in the second.  `packed` is a step ahead of what is decoded. */
-template <bool is_last, bool is_down>
-static __device__ __forceinline__ void multiply_next(const stream_call &call, const fp8_magnitudes &magnitudes,
-                                                     sums &of, packed_step &packed, uint32_t b, uint32_t scales,
-                                                     ring_place &at, int left)
-{
-#pragma unroll
-    for (int i = 0; i < STREAM_STEPS; i++) {
-        const bool is_end = is_last && (i + 1 == STREAM_STEPS || (i == 1 && left <= 2));
-        if (i % 2)
-            multiply_step<false>(of, of.a[1], b + i * 4);
-        else
-            multiply_step<true>(of, of.a[0], b + i * 4);
-        if (!is_end) {
-            fp8_decode_step(packed.codes, packed.scales, magnitudes, of.a[(i + 1) % 2]);
-            uint32_t next = at.stage + (is_last ? min(i + 2, left - 1) : i + 2) * CUDA_STEP_BYTES;
-            if (!is_last && i == 2) { /* all of this stage is read */
-                barrier_arrive(at.empty);
-                advance(call, at);
-                barrier_wait(at.full, at.parity);
-            }
-            if (!is_last && i >= 2) next = at.stage + (i == 3 && left > STREAM_STEPS + 1 ? CUDA_STEP_BYTES : 0);
-            packed = load_step(next);
-        }
-        wgmma_wait<0>();
-        if (i % 2) promote<is_down>(of, scales + i / 2 * 4);
-        if (is_end) break;
-    }
-    if (!is_last) return;
-    barrier_arrive(at.empty);
-    advance(call, at);
-}
-
-/* All of K. */
-template <bool is_down>
-static __device__ __forceinline__ void multiply_row(const stream_call &call, sums &of, int base, uint32_t row,
-                                                    ring_place &at)
-{
-    const fp8_magnitudes magnitudes = fp8_magnitudes_of(base);
-    int left = call.gemm.n_steps;
-    uint32_t b = row >> 4 | 1 << 16, scales = row + n_blocks_of(call.gemm) * FP8_BLOCK;
-    barrier_wait(at.full, at.parity);
-    packed_step packed = load_step(at.stage);
-    fp8_decode_step(packed.codes, packed.scales, magnitudes, of.a[0]);
-    packed = load_step(at.stage + (left > 1 ? CUDA_STEP_BYTES : 0));
-    for (; left > STREAM_STEPS; left -= STREAM_STEPS, b += STREAM_STEPS * 4, scales += STREAM_STEPS / 2 * 4)
-        multiply_next<false, is_down>(call, magnitudes, of, packed, b, scales, at, left);
-    multiply_next<true, is_down>(call, magnitudes, of, packed, b, scales, at, left);
-}
-
 } // namespace fp8_one_row
 
 struct fp8_operands {
@@ -177,7 +78,7 @@ struct fp8_operands {
     struct x_part {
         chunk16 v;
         __device__ __forceinline__ x_part(const gemm_call &call)
-            : v(fp8_one_row::load_chunk(call.x, threadIdx.x, call.K))
+            : v(fp8_row_products::load_chunk(call.x, threadIdx.x, call.K))
         {
         }
     };
@@ -212,7 +113,7 @@ struct fp8_operands {
     {
         float d[4] = {total[0], 0.0f, total[1], 0.0f};
         if (!is_down) {
-            const float scale = __uint_as_float(load_shared_4(row + fp8_one_row::n_blocks_of(call) * FP8_BLOCK));
+            const float scale = __uint_as_float(load_shared_4(row + fp8_row_products::scales_at<1>(call)));
             d[0] = d[0] * rows.unit * scale, d[2] = d[2] * rows.unit * scale;
             rows.unit = 1.0f;
         }
@@ -248,8 +149,8 @@ struct fp8_operands {
             const uint32_t row = __shfl_sync(~0u, block.x + segment * row_bytes(call), 0);
             advance(tile, teams, call.n_tiles);
             base = base_of(one, block, tile, left - teams);
-            sums of = {};
-            multiply_row<is_down>(block.call, of, now, row, at);
+            sums<1> of = {};
+            multiply_rows<is_down>(block.call, of, now, row, at);
             store<activation, is_down>(call, tokens, own, rows, of.total, row);
         }
     }
