@@ -43,7 +43,8 @@ static __device__ __forceinline__ void load_rows(const stream_block &block, uint
         const uint32_t to = rows + segment * few_rows_bytes(call.n_steps, FEW_TOKENS, 1);
         store_shared_16(to + (chunk * FEW_TOKENS + row) * 16, fp8_chunk(v.first, v.second, by));
         if (chunk % CHUNKS == 0)
-            store_shared_4(to + scales_at<FEW_TOKENS>(call) + (chunk / CHUNKS * FEW_TOKENS + row) * 4, __float_as_uint(by.scale));
+            store_shared_4(to + scales_at<FEW_TOKENS>(call) + (chunk / CHUNKS * FEW_TOKENS + row) * 4,
+                           __float_as_uint(by.scale));
     }
     if ((int)threadIdx.x - lane >= n) wait_for_predecessors();
     async_proxy_fence();
@@ -118,7 +119,8 @@ struct fp8_operands {
 #pragma unroll
             for (int kept = 1; kept < KEPT; kept++) part.v[kept - 1] = part.v[kept];
         }
-        if (threadIdx.x < FEW_TOKENS) store_shared_4(to + scales_at<FEW_TOKENS>(call) + threadIdx.x * 4, __float_as_uint(by.scale));
+        if (threadIdx.x < FEW_TOKENS)
+            store_shared_4(to + scales_at<FEW_TOKENS>(call) + threadIdx.x * 4, __float_as_uint(by.scale));
         async_proxy_fence();
     }
 

@@ -1,5 +1,5 @@
-/* Products of the fp8 GEMMs for one token and for few: packed weights by rows of codes that lie in shared memory, a chunk
- * of 16 codes of all rows after another, behind them scales.  `rows`: how many there is room for, 1 or 8. */
+/* Products of the fp8 GEMMs for one token and for few: packed weights by rows of codes that lie in shared memory, a
+ * chunk of 16 codes of all rows after another, behind them scales.  `rows`: how many there is room for, 1 or 8. */
 #ifndef MOE4_CUDA_FP8_ROW_PRODUCTS_CUH
 #define MOE4_CUDA_FP8_ROW_PRODUCTS_CUH
 
