@@ -18,10 +18,6 @@ static __host__ __device__ constexpr int few_threads(bool is_down)
 /* Of gate/up, and those that bring x: all that multiply, but for some that choose experts. */
 enum : int { GATE_UP_THREADS = few_threads(false), X_THREADS = GATE_UP_THREADS - CHOOSERS };
 
-/* As if gate/up had more threads than it has: its registers then leave room for blocks of combine, which are waiting
- * when it comes up. */
-enum : int { FEW_GATE_UP_BOUND = 896 };
-
 /* ---- Operands in bf16 ------------------------------------------------------------------------------------------- */
 
 /* How rows of x or of v' come into shared memory, and what teams make of them; fp8_few.cuh has the other kind. */
@@ -185,8 +181,7 @@ static __device__ void begin_down(const few_call &call, few_tiles &tiles)
 }
 
 template <class Operands, moe4_activation activation, bool is_down>
-__global__ void __launch_bounds__(is_down ? few_threads(true) : (int)FEW_GATE_UP_BOUND, 1)
-    few_kernel(const __grid_constant__ few_call call)
+__global__ void __launch_bounds__(few_threads(is_down), 1) few_kernel(const __grid_constant__ few_call call)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t ring[STREAM_TEAMS * STREAM_STAGES * 2]; /* full, empty of every stage */
