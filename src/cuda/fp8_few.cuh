@@ -36,9 +36,7 @@ static __device__ __forceinline__ void load_rows(const stream_block &block, uint
         if (i >= 0 && i < STREAM_TEAMS * TEAM) wait_for_predecessors();
         if (is_there && !is_rehearsal)
             v = load_chunk(call.x + (there[segment].first_row + row) * call.ldx, chunk, call.K);
-        uint32_t most = larger(0, v);
-        for (int offset = 1; offset < CHUNKS; offset *= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, offset));
-        const fp8_divisor by = fp8_divisor_of(fp8_largest(most));
+        const fp8_divisor by = fp8_divisor_of_eight(v);
         if (!is_there) continue;
         const uint32_t to = rows + segment * few_rows_bytes(call.n_steps, FEW_TOKENS, 1);
         store_shared_16(to + (chunk * FEW_TOKENS + row) * 16, fp8_chunk(v.first, v.second, by));

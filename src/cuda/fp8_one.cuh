@@ -36,9 +36,7 @@ template <int threads> static __device__ __forceinline__ void load_rows(const st
         chunk16 v = {};
         if (i >= 0 && i < threads) wait_for_predecessors();
         if (is_there && !is_rehearsal) v = load_chunk(call.x + first_row * call.ldx, chunk, call.K);
-        uint32_t most = larger(0, v);
-        for (int offset = 1; offset < CHUNKS; offset *= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, offset));
-        const fp8_divisor by = fp8_divisor_of(fp8_largest(most));
+        const fp8_divisor by = fp8_divisor_of_eight(v);
         if (!is_there) continue;
         const uint32_t to = rows + segment * row_bytes(call);
         store_shared_16(to + chunk * 16, fp8_chunk(v.first, v.second, by));
