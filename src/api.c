@@ -87,9 +87,11 @@ moe4_status moe4_context_describe(moe4_context *context, moe4_context_info *info
     if (!context) return MOE4_EINVAL;
     if (context->status) return context->status;
     if (!info) return context_fail(context, MOE4_EINVAL, "info is NULL");
-    if (info->size != sizeof *info)
+    if (!is_struct_size(info->size))
         return context_fail(context, MOE4_EINVAL, "info.size is %zu, expected %zu", info->size, sizeof *info);
-    context->backend->describe_context(context, info);
+    moe4_context_info made = MOE4_CONTEXT_INFO_INIT;
+    context->backend->describe_context(context, &made);
+    fill_struct(info, &made, sizeof made);
     return MOE4_OK;
 }
 
@@ -169,17 +171,17 @@ void moe4_layer_destroy(moe4_layer *layer)
 
 moe4_status moe4_layer_describe(const moe4_layer *layer, moe4_layer_info *info)
 {
-    if (!layer || !info || info->size != sizeof *info) return MOE4_EINVAL;
-    *info = (moe4_layer_info){.size = sizeof *info,
-                              .hidden_size = layer->H,
-                              .intermediate_size = layer->I,
-                              .output_size = layer->output_size,
-                              .n_experts = layer->E,
-                              .first_expert = layer->first_expert,
-                              .n_local_experts = layer->L,
-                              .top_k = layer->router.top_k,
-                              .weight_bytes = layer_weight_bytes(layer)};
-    layer->backend->describe_layer(layer, info);
+    if (!layer || !info || !is_struct_size(info->size)) return MOE4_EINVAL;
+    moe4_layer_info made = {.hidden_size = layer->H,
+                            .intermediate_size = layer->I,
+                            .output_size = layer->output_size,
+                            .n_experts = layer->E,
+                            .first_expert = layer->first_expert,
+                            .n_local_experts = layer->L,
+                            .top_k = layer->router.top_k,
+                            .weight_bytes = layer_weight_bytes(layer)};
+    layer->backend->describe_layer(layer, &made);
+    fill_struct(info, &made, sizeof made);
     return MOE4_OK;
 }
 

@@ -9,12 +9,24 @@
 
 enum { MAX_STRUCT_BYTES = 4096 };
 
+int is_struct_size(size_t size)
+{
+    return size >= sizeof size && size <= MAX_STRUCT_BYTES;
+}
+
+void fill_struct(void *taken, const void *made, size_t known)
+{
+    size_t size;
+    memcpy(&size, taken, sizeof size);
+    memcpy((char *)taken + sizeof size, (const char *)made + sizeof size, (size < known ? size : known) - sizeof size);
+}
+
 moe4_status adopt_struct(struct moe4_context *context, const char *name, const void *given, void *copy, size_t known)
 {
     size_t size;
     if (!given) return context_fail(context, MOE4_EINVAL, "%s is NULL", name);
     memcpy(&size, given, sizeof size);
-    if (size < sizeof size || size > MAX_STRUCT_BYTES)
+    if (!is_struct_size(size))
         return context_fail(context, MOE4_EINVAL, "%s.size is %zu, expected %zu: set it with its INIT macro", name,
                             size, known);
     memset(copy, 0, known);

@@ -382,42 +382,6 @@ static void test_queries(void **state)
     moe4_context_destroy(context);
 }
 
-/* ---- Structs older and newer than the library ---- */
-
-static void test_struct_sizes(void **state)
-{
-    (void)state;
-    struct {
-        moe4_query query;
-        char later[16];
-    } newer = {MOE4_QUERY_INIT, {0}};
-    moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
-    moe4_layer_config config = layer_config(H, I, E, A);
-    newer.query.config = &config;
-    newer.query.size = sizeof newer;
-    assert_int_equal(moe4_supports(context, &newer.query), MOE4_OK); /* new fields, all default */
-    newer.later[15] = 1;
-    assert_int_equal(moe4_supports(context, &newer.query), MOE4_EUNSUPPORTED);
-    assert_non_null(strstr(moe4_context_message(context), "query uses a field"));
-
-    /* An older caller's query ends before n_tokens: what lies behind it is not the library's to read. */
-    newer.query.n_tokens = -1;
-    newer.query.size = sizeof newer.query;
-    assert_int_equal(moe4_supports(context, &newer.query), MOE4_EINVAL);
-    newer.query.size = offsetof(moe4_query, n_tokens);
-    assert_int_equal(moe4_supports(context, &newer.query), MOE4_OK);
-    moe4_context_destroy(context);
-
-    /* Nor is the allocator of a config that ends before it. */
-    struct buffers buffers = {BUFFERS_GUARD_AFTER, NULL};
-    moe4_context_config whole = MOE4_CONTEXT_CONFIG_INIT;
-    whole.size = offsetof(moe4_context_config, pool);
-    moe4_context_config *older = buffers_copy(&buffers, &whole, whole.size);
-    assert_int_equal(moe4_context_create(older, &context), MOE4_OK);
-    moe4_context_destroy(context);
-    buffers_release(&buffers);
-}
-
 /* ---- NULL ---- */
 
 static void test_null(void **state)
@@ -474,7 +438,6 @@ int main(void)
         cmocka_unit_test(test_values_per_expert),
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_queries),
-        cmocka_unit_test(test_struct_sizes),
         cmocka_unit_test(test_null),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,8 +10,9 @@
  * Dimension letters, used in every comment: T tokens, E experts (global), L local experts, A = top_k experts a token,
  * R = T*A routed rows, H hidden size, I intermediate size.  Matrices are row-major; strides ("ld") count elements.
  *
- * Structs that the caller fills start with `size`; set them with their INIT macro.  Zero means "default" in every field.
- * Fields are only ever appended.  The library never prints, exits, reads the environment or keeps global state. */
+ * Structs that the caller fills, or has filled, start with `size`; set them with their INIT macro.  Zero means "default"
+ * in every field.  Fields are only ever appended, and callers compiled with older or newer headers are served.  The
+ * library never prints, exits, reads the environment or keeps global state. */
 #ifndef MOE4_MOE4_H
 #define MOE4_MOE4_H
 

@@ -8,6 +8,7 @@
 #include "io/gguf.h"
 #include "io/show.h"
 #include "io/tensors.h"
+#include "supports.h"
 
 /* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
@@ -241,10 +242,9 @@ void moe4_checkpoint_close(moe4_checkpoint *checkpoint)
 
 moe4_status moe4_checkpoint_describe(const moe4_checkpoint *checkpoint, moe4_checkpoint_info *info)
 {
-    if (!checkpoint || !info || info->size != sizeof *info) return MOE4_EINVAL;
+    if (!checkpoint || !info || !is_struct_size(info->size)) return MOE4_EINVAL;
     const struct model *model = &checkpoint->model;
-    *info = (moe4_checkpoint_info){
-        .size = sizeof *info,
+    const moe4_checkpoint_info made = {
         .family = model->name,
         .layout = checkpoint->family->layout,
         .n_model_layers = model->n_layers,
@@ -254,6 +254,7 @@ moe4_status moe4_checkpoint_describe(const moe4_checkpoint *checkpoint, moe4_che
         .n_shared_experts = model->n_shared_experts,
         .model_hidden_size = model->router_size,
     };
+    fill_struct(info, &made, sizeof made);
     return MOE4_OK;
 }
 
