@@ -117,6 +117,7 @@ static void *counting_allocate(void *user, size_t bytes, size_t alignment)
     if (!data) return NULL;
     memory->n_live++;
     memory->live_bytes += (int64_t)bytes;
+    if (memory->live_bytes > memory->peak_bytes) memory->peak_bytes = memory->live_bytes;
     return memset(data, 0xFF, bytes);
 }
 

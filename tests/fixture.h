@@ -50,6 +50,7 @@ struct test_allocator {
     int64_t n_requests;
     int64_t fails_at; /* the request that fails, counted from 1; 0 = none */
     int64_t n_live, live_bytes;
+    int64_t peak_bytes; /* the most that live_bytes has been */
 };
 
 /* The struct must stay where it is as long as its allocator is in use. */

@@ -1,14 +1,18 @@
-/* Memory that cannot be had, and sources that fail: an error that says so, nothing leaked, and a context that goes on
- * working. */
+/* Memory and threads that cannot be had, and sources that fail: an error that says so, nothing leaked, and a context
+ * that goes on working. */
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
+#include <errno.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "call.h"
+#include "cpu/pool.h"
 
 enum { H = 64, I = 96, E = 6, A = 2, T = 7 };
 
@@ -64,6 +68,45 @@ static void test_context_without_memory(void **state)
         assert_nothing_lives(&memory);
     }
     assert_true(n > 2);
+}
+
+/* What the linker puts in pthread_create's place (--wrap), and pthread_create itself. */
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+
+static int32_t n_threads_left = -1; /* that can be had; -1 = any number */
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
+{
+    if (n_threads_left == 0) return EAGAIN;
+    n_threads_left -= n_threads_left > 0;
+    return __real_pthread_create(thread, attributes, run, argument);
+}
+
+/* As under RLIMIT_NPROC, or a control group's limit of tasks. */
+static void test_context_without_threads(void **state)
+{
+    (void)state;
+    const int32_t n_wanted = pool_available_cpus() - 1; /* beside the caller's */
+    if (n_wanted == 0) skip();
+    for (int32_t n = 0; n <= n_wanted; n++) {
+        struct test_allocator memory;
+        test_allocator_init(&memory);
+        moe4_context_config config = MOE4_CONTEXT_CONFIG_INIT;
+        config.allocator = &memory.allocator;
+        moe4_context *context;
+        n_threads_left = n;
+        moe4_status status = moe4_context_create(&config, &context);
+        n_threads_left = -1;
+        assert_int_equal(status, n < n_wanted ? MOE4_ENOMEM : MOE4_OK);
+        if (status) {
+            char words[32];
+            snprintf(words, sizeof words, "a pool of %d threads", n_wanted + 1);
+            assert_non_null(strstr(moe4_context_message(context), words));
+        }
+        moe4_context_destroy(context);
+        assert_nothing_lives(&memory);
+    }
 }
 
 /* The n-th request of a creation fails, n = 1, 2, ...; afterwards the same context makes the same layer. */
@@ -205,9 +248,9 @@ static void test_source_that_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_context_without_memory),     cmocka_unit_test(test_layer_without_memory),
-        cmocka_unit_test(test_layer_outlives_its_context), cmocka_unit_test(test_routing_without_memory),
-        cmocka_unit_test(test_source_that_fails),
+        cmocka_unit_test(test_context_without_memory), cmocka_unit_test(test_context_without_threads),
+        cmocka_unit_test(test_layer_without_memory),   cmocka_unit_test(test_layer_outlives_its_context),
+        cmocka_unit_test(test_routing_without_memory), cmocka_unit_test(test_source_that_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -177,6 +178,32 @@ static void test_sleeps_when_idle(void **state)
     pool_destroy(pool);
 }
 
+static void note_mask(void *argument, int32_t worker)
+{
+    pthread_sigmask(SIG_SETMASK, NULL, &((sigset_t *)argument)[worker]);
+}
+
+/* Own threads run no handler of the host's, unless for what they did themselves; the caller's thread is left alone. */
+static void test_signals_are_the_hosts(void **state)
+{
+    (void)state;
+    static const int hosts[] = {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGUSR1, SIGALRM};
+    moe4_allocator allocator = memory_default_allocator();
+    sigset_t masks[2], before;
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
+    struct pool *pool = pool_create(&allocator, 2, &one_node);
+    if (pool_threads(pool) == 2) {
+        pool_run(pool, note_mask, masks);
+        for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+            assert_true(sigismember(&masks[1], hosts[i]));
+            assert_int_equal(sigismember(&masks[0], hosts[i]), sigismember(&before, hosts[i]));
+        }
+        assert_false(sigismember(&masks[1], SIGSEGV));
+        assert_false(sigismember(&masks[1], SIGBUS));
+    }
+    pool_destroy(pool);
+}
+
 /* ---- A caller's threads ---- */
 
 /* Runs the workers backwards, in threads of its own, counting the rounds. */
@@ -300,6 +327,7 @@ int main(void)
         cmocka_unit_test(test_default_width),
         cmocka_unit_test(test_affinity_is_respected),
         cmocka_unit_test(test_sleeps_when_idle),
+        cmocka_unit_test(test_signals_are_the_hosts),
         cmocka_unit_test(test_borrowed_threads),
 #if defined(__x86_64__)
         cmocka_unit_test(test_default_fpenv_in_every_worker),

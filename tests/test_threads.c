@@ -1,4 +1,5 @@
-/* Contexts of several threads that share a layer, made to run under a thread sanitizer. */
+/* Contexts of several threads that share a layer, and a caller's threads that are all at work at once, whatever the
+ * number of CPUs; made to run under a thread sanitizer. */
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <pthread.h>
@@ -80,10 +81,88 @@ static void test_shared_layer(void **state)
     }
 }
 
+/* ---- A caller's threads ---- */
+
+enum { N_WORKERS = 5 };
+
+struct worker {
+    pthread_t thread;
+    pthread_barrier_t *start;
+    void (*task)(void *, int32_t);
+    void *argument;
+    int32_t index;
+};
+
+static void *worker_main(void *argument)
+{
+    const struct worker *worker = argument;
+    pthread_barrier_wait(worker->start);
+    worker->task(worker->argument, worker->index);
+    return NULL;
+}
+
+/* A new thread for each worker, and none begins before all are there. */
+static void run_at_once(void *user, void (*task)(void *, int32_t), void *argument)
+{
+    (void)user;
+    struct worker workers[N_WORKERS];
+    pthread_barrier_t start;
+    pthread_barrier_init(&start, NULL, N_WORKERS);
+    for (int32_t w = 0; w < N_WORKERS; w++) {
+        workers[w] = (struct worker){.start = &start, .task = task, .argument = argument, .index = w};
+        if (pthread_create(&workers[w].thread, NULL, worker_main, &workers[w])) abort();
+    }
+    for (int32_t w = 0; w < N_WORKERS; w++) pthread_join(workers[w].thread, NULL);
+    pthread_barrier_destroy(&start);
+}
+
+static void check_threads_at_once(const struct call_plan *plan)
+{
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(160, 96, 6, 2);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 8};
+    moe4_context_config context_config = MOE4_CONTEXT_CONFIG_INIT;
+    const moe4_thread_pool pool = {N_WORKERS, run_at_once, NULL};
+    context_config.pool = &pool;
+    if (plan->routing == ROUTE_OWN_ROUTER) router_create(&buffers, &config, 1);
+    moe4_context *one = context_open(MOE4_ISA_AUTO, 1), *many;
+    assert_int_equal(moe4_context_create(&context_config, &many), MOE4_OK);
+    moe4_expert *experts = weights_create(&buffers, &config, &weights);
+    moe4_layer *expected = layer_open(one, &config, experts), *layer = layer_open(many, &config, experts);
+    struct call first = call_create(&buffers, &config, plan), second = call_create(&buffers, &config, plan);
+    call_must_run(&buffers, one, expected, &first);
+    for (int i = 0; i < 3; i++) {
+        memset(second.result.y, 0xFF, second.y_bytes);
+        call_must_run(&buffers, many, layer, &second);
+        call_compare(&first, &second);
+    }
+    moe4_layer_destroy(expected);
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(one);
+    moe4_context_destroy(many);
+    buffers_release(&buffers);
+}
+
+static void test_threads_at_once(void **state)
+{
+    (void)state;
+    static const enum route_source sources[] = {ROUTE_OWN_ROUTER, ROUTE_IDS_PACKED, ROUTE_LOGITS_F32};
+    static const int64_t n_tokens[] = {1, 70, 1100}; /* the last is grouped by several threads */
+    for (int i = 0; i < 12; i++) {
+        struct call_plan plan = {.n_tokens = n_tokens[i % 3],
+                                 .top_k = 2,
+                                 .routing = sources[i % 3],
+                                 .compute = (moe4_compute)(i / 3),
+                                 .seed = (uint64_t)i};
+        check_threads_at_once(&plan);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_layer),
+        cmocka_unit_test(test_threads_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,7 +180,8 @@ typedef struct moe4_context_config {
 } moe4_context_config;
 #define MOE4_CONTEXT_CONFIG_INIT {sizeof(moe4_context_config), MOE4_DEVICE_CPU, 0, MOE4_ISA_AUTO, 0, 0, 0}
 
-/* Creates a context.  config may be NULL for all defaults.
+/* Creates a context.  config may be NULL for all defaults.  Its threads leave signals to the program's own.
+ * MOE4_ENOMEM also where a thread cannot be had.
  * On failure *context is still set, unless even its own memory could not be had (then it is NULL): read the message,
  * then destroy it; nothing else may be done with it. */
 MOE4_API moe4_status moe4_context_create(const moe4_context_config *config, moe4_context **context);

@@ -23,7 +23,10 @@ static moe4_status open_pool(struct moe4_context *context, const moe4_context_co
     context->pool = threads ? pool_borrow(&context->allocator, threads, &topology)
                             : pool_create(&context->allocator, config->n_threads, &topology);
     if (!context->pool)
-        return context_fail(context, MOE4_ENOMEM, "out of memory or threads: a pool of %d threads", config->n_threads);
+        return context_fail(context, MOE4_ENOMEM, "out of memory or threads: a pool of %d threads",
+                            threads             ? threads->width
+                            : config->n_threads ? config->n_threads
+                                                : pool_available_cpus());
     return MOE4_OK;
 }
 

@@ -4,9 +4,11 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -15,7 +17,8 @@
 
 enum {
     MAX_THREADS = 1024,
-    SPINS = 4000 /* some 30 to 60 microseconds: longer than any gap between two stages of a layer */
+    MAX_CPUS = 8192,         /* that Linux can be built for */
+    SPIN_NANOSECONDS = 50000 /* longer than any gap between two stages of a layer */
 };
 
 struct pool_thread {
@@ -52,12 +55,35 @@ static inline void pause_cpu(void)
 #endif
 }
 
+/* Waiting without sleep.  A pause is 1 to 140 clocks, as the CPU likes, so the clock says when it has been enough. */
+struct spin {
+    uint32_t n_pauses;
+    int64_t end; /* 0 = not known yet */
+};
+
+static int64_t clock_nanoseconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Pauses; 0 when that has gone on for long. */
+static int spin_on(struct spin *spin)
+{
+    pause_cpu();
+    if (++spin->n_pauses % 32) return 1;
+    const int64_t now = clock_nanoseconds();
+    if (!spin->end) spin->end = now + SPIN_NANOSECONDS;
+    return now < spin->end;
+}
+
 int32_t pool_available_cpus(void)
 {
     int32_t cpus = 1, quota = quota_cpus("");
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        cpus = CPU_COUNT(&set);
+    cpu_set_t set[MAX_CPUS / CPU_SETSIZE]; /* the kernel refuses what is smaller than its own */
+    if (sched_getaffinity(0, sizeof set, set) == 0)
+        cpus = CPU_COUNT_S(sizeof set, set);
     else
         cpus = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
     if (cpus > quota) cpus = quota;
@@ -87,10 +113,10 @@ static void futex_wake(void *word)
 static uint32_t wait_for_round(struct pool *pool, uint32_t seen)
 {
     uint32_t round;
-    for (int32_t i = 0; i < SPINS; i++) {
+    struct spin spin = {0};
+    do {
         if ((round = atomic_load_explicit(&pool->round, memory_order_acquire)) != seen) return round;
-        pause_cpu();
-    }
+    } while (spin_on(&spin));
     atomic_fetch_add(&pool->n_sleeping, 1);
     while ((round = atomic_load(&pool->round)) == seen) futex_wait(&pool->round, (int32_t)seen);
     atomic_fetch_sub(&pool->n_sleeping, 1);
@@ -126,10 +152,10 @@ static void begin_round(struct pool *pool)
 static void wait_for_end(struct pool *pool)
 {
     int32_t n_working;
-    for (int32_t i = 0; i < SPINS; i++) {
+    struct spin spin = {0};
+    do {
         if (atomic_load_explicit(&pool->n_working, memory_order_acquire) == 0) return;
-        pause_cpu();
-    }
+    } while (spin_on(&spin));
     atomic_store(&pool->caller_is_asleep, 1);
     while ((n_working = atomic_load(&pool->n_working)) != 0) futex_wait(&pool->n_working, n_working);
     atomic_store(&pool->caller_is_asleep, 0);
@@ -167,11 +193,9 @@ void pool_run(struct pool *pool, pool_task *task, void *argument)
 
 void pool_await(const _Atomic int32_t *state, int32_t value)
 {
-    for (int32_t i = 0; atomic_load_explicit(state, memory_order_acquire) != value; i++)
-        if (i < SPINS)
-            pause_cpu();
-        else
-            sched_yield(); /* it may have lost its CPU */
+    struct spin spin = {0};
+    while (atomic_load_explicit(state, memory_order_acquire) != value)
+        if (!spin_on(&spin)) sched_yield(); /* it may have lost its CPU */
 }
 
 int32_t pool_width(const struct pool *pool)
@@ -207,6 +231,19 @@ static struct pool *pool_allocate(const moe4_allocator *allocator, int32_t width
     return pool;
 }
 
+/* Starts a thread that leaves signals to the host's, but for those that it brings upon itself, and profilers'. */
+static int start_thread(struct pool_thread *thread)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGPROF};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&blocked, own[i]);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    int failure = pthread_create(&thread->thread, NULL, thread_main, thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failure;
+}
+
 struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads, const struct topology *topology)
 {
     int32_t available = pool_available_cpus(), width = n_threads ? n_threads : available;
@@ -216,7 +253,7 @@ struct pool *pool_create(const moe4_allocator *allocator, int32_t n_threads, con
     for (; pool->n_started < pool->n_running - 1; pool->n_started++) {
         struct pool_thread *thread = &pool->threads[pool->n_started];
         *thread = (struct pool_thread){.pool = pool, .worker = pool->n_started + 1};
-        if (pthread_create(&thread->thread, NULL, thread_main, thread) != 0) {
+        if (start_thread(thread) != 0) {
             pool_destroy(pool);
             return NULL;
         }

@@ -1,8 +1,8 @@
 /* Threads.  A stage of the layer is one pool_run: fork, work, join.
  *
- * Own threads spin for some 50 microseconds between stages, so that the stages of one layer follow each other without a
- * system call, then sleep.  A pool may also borrow the caller's threads.  After fork() the child, which has none of the
- * threads, runs everything on its own. */
+ * Own threads spin for 50 microseconds between stages, so that the stages of one layer follow each other without a
+ * system call, then sleep.  They take none of the host's signals.  A pool may also borrow the caller's threads.  After
+ * fork() the child, which has none of the threads, runs everything on its own. */
 #ifndef MOE4_CPU_POOL_H
 #define MOE4_CPU_POOL_H
 
