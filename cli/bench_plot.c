@@ -7,7 +7,16 @@
 #include "command.h"
 #include "svg.h"
 
-enum { WIDTH = 760, HEIGHT = 500, LEFT = 72, RIGHT = 150, TOP = 56, BOTTOM = 56 };
+enum {
+    WIDTH = 760,
+    HEIGHT = 500,
+    LEFT = 72,
+    RIGHT = 150,
+    TOP = 56,
+    BOTTOM = 56,
+    OVERHANG = 8,    /* of a floor at both ends, so that one batch size has one that is seen */
+    LABEL_WIDTH = 28 /* of a number of tokens; one that is nearer to the last has a line only */
+};
 
 /* Distinguishable in print and to most eyes. */
 static const char *const colours[] = {"#1f4e79", "#b3541e", "#2e7d32", "#7b1fa2", "#b00020"};
@@ -48,6 +57,35 @@ static struct frame frame_of(const struct bench_series *series, int32_t n_series
     return frame;
 }
 
+static int compare_tokens(const void *a, const void *b)
+{
+    int64_t first = ((const struct point_summary *)a)->n_tokens, second = ((const struct point_summary *)b)->n_tokens;
+    return (first > second) - (first < second);
+}
+
+static struct bench_series sorted(const struct bench_series *given)
+{
+    struct bench_series series = *given;
+    qsort(series.points, (size_t)series.n_points, sizeof *series.points, compare_tokens);
+    return series;
+}
+
+/* A line for each batch size, with its number where there is room. */
+static void put_tokens(struct svg *svg, const struct frame *frame, const struct bench_series *given)
+{
+    const struct bench_series series = sorted(given);
+    double last_label = -LABEL_WIDTH;
+    for (int32_t i = 0; i < series.n_points; ++i) {
+        const double x = frame_x(frame, (double)series.points[i].n_tokens);
+        fprintf(svg->file, "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"#eee\"/>\n", x, TOP, x,
+                HEIGHT - BOTTOM);
+        if (x - last_label < LABEL_WIDTH) continue;
+        fprintf(svg->file, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%lld</text>\n", x, HEIGHT - BOTTOM + 16,
+                (long long)series.points[i].n_tokens);
+        last_label = x;
+    }
+}
+
 /* Every shape has the batch sizes of this one. */
 static void put_axes(struct svg *svg, const struct frame *frame, const struct bench_series *series)
 {
@@ -61,13 +99,7 @@ static void put_axes(struct svg *svg, const struct frame *frame, const struct be
                 fprintf(svg->file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", LEFT - 8, y + 4,
                         pow(10, decade));
         }
-    for (int32_t i = 0; i < series->n_points; ++i) {
-        const double x = frame_x(frame, (double)series->points[i].n_tokens);
-        fprintf(svg->file,
-                "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"#eee\"/>\n"
-                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%lld</text>\n",
-                x, TOP, x, bottom, x, bottom + 16, (long long)series->points[i].n_tokens);
-    }
+    put_tokens(svg, frame, series);
     fprintf(svg->file,
             "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"none\" stroke=\"#888\"/>\n"
             "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">tokens</text>\n"
@@ -83,8 +115,11 @@ static void put_line(struct svg *svg, const struct frame *frame, const struct be
             is_floor ? "1.2" : "1.8", is_floor ? " stroke-dasharray=\"5 4\"" : "");
     for (int32_t i = 0; i < series->n_points; ++i) {
         const struct point_summary *point = &series->points[i];
-        fprintf(svg->file, "%s%.1f,%.1f", i ? " " : "", frame_x(frame, (double)point->n_tokens),
-                frame_y(frame, is_floor ? point->floor_ms : point->median));
+        const double x = frame_x(frame, (double)point->n_tokens);
+        const double y = frame_y(frame, is_floor ? point->floor_ms : point->median);
+        if (is_floor && i == 0) fprintf(svg->file, "%.1f,%.1f ", x - OVERHANG, y);
+        fprintf(svg->file, "%.1f,%.1f ", x, y);
+        if (is_floor && i == series->n_points - 1) fprintf(svg->file, "%.1f,%.1f", x + OVERHANG, y);
     }
     fprintf(svg->file, "\"/>\n");
 }
@@ -107,17 +142,10 @@ static void put_points(struct svg *svg, const struct frame *frame, const struct 
     }
 }
 
-static int compare_tokens(const void *a, const void *b)
-{
-    int64_t first = ((const struct point_summary *)a)->n_tokens, second = ((const struct point_summary *)b)->n_tokens;
-    return (first > second) - (first < second);
-}
-
 static void put_series(struct svg *svg, const struct frame *frame, const struct bench_series *given, int32_t index)
 {
     const char *colour = colours[index % N_COLOURS];
-    struct bench_series series = *given;
-    qsort(series.points, (size_t)series.n_points, sizeof *series.points, compare_tokens);
+    const struct bench_series series = sorted(given);
     put_line(svg, frame, &series, 1, colour);
     put_line(svg, frame, &series, 0, colour);
     put_points(svg, frame, &series, colour);

@@ -7,6 +7,7 @@
 #include "model.h"
 #include "packing.h"
 #include "report.h"
+#include "svg.h"
 #include "words.h"
 
 enum { ROTATED_BYTES = 2000000000 }; /* of weights that a GPU's calls take turns on: far more than any cache */
@@ -97,7 +98,8 @@ static int bench_run(struct bench *bench)
     const moe4_allocator recorder = memory_recorder(&bench->weights);
     struct bench_series *series;
     if (bench->where.device == MOE4_DEVICE_CPU) bench->where.allocator = &recorder;
-    int code = machine_open(&bench->where, &bench->machine);
+    int code = bench->plot_file ? svg_check(bench->plot_file) : EXIT_OK;
+    if (!code) code = machine_open(&bench->where, &bench->machine);
     if (code) return code;
     code = allocate(&series, bench->shapes.count, sizeof *series, "the points of each shape");
     for (int32_t i = 0; !code && i < bench->shapes.count; ++i) {

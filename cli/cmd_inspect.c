@@ -11,6 +11,7 @@
 #include "options.h"
 #include "report.h"
 #include "support.h"
+#include "svg.h"
 #include "tensor.h"
 #include "words.h"
 
@@ -373,6 +374,7 @@ int cmd_inspect(int argc, char **argv)
     if (!options_parse(&usage, argc, argv, &code)) return code;
     moe4_context_info device = MOE4_CONTEXT_INFO_INIT;
     inspect.info = (moe4_checkpoint_info)MOE4_CHECKPOINT_INFO_INIT;
+    if (inspect.plot && (code = svg_check(inspect.plot))) return code;
     if (inspect.plot) inspect.looks_at_weights = 1;
     code = context_open_simple(inspect.looks_at_weights ? 0 : 1, &inspect.context, &device);
     inspect.n_threads = device.n_threads;

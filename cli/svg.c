@@ -24,6 +24,16 @@ int svg_open(struct svg *svg, const char *path, int width, int height)
     return EXIT_OK;
 }
 
+int svg_check(const char *path)
+{
+    struct svg svg;
+    int code = svg_open(&svg, path, 1, 1);
+    if (code) return code;
+    fclose(svg.file);
+    unlink(svg.temporary);
+    return EXIT_OK;
+}
+
 void svg_text(struct svg *svg, const char *text)
 {
     for (; *text; ++text) {

@@ -13,6 +13,9 @@ struct svg {
 /* Begins a white picture of so many pixels, text in 11 of a sans-serif font.  On failure says why. */
 int svg_open(struct svg *svg, const char *path, int width, int height);
 
+/* Whether one can be begun there: for who has long to work before it.  If not, says why. */
+int svg_check(const char *path);
+
 /* Text within an element. */
 void svg_text(struct svg *svg, const char *text);
 

@@ -53,6 +53,10 @@ xs=$(sed -n 's/.*<circle cx="\([0-9]*\).*/\1/p' "$plot" | head -2)
 [ "$xs" = "$(echo "$xs" | sort -n)" ] || die "the points are not in the order of tokens: $xs"
 if command -v xmllint >/dev/null; then xmllint --noout "$plot" || die "no XML"; fi
 # shellcheck disable=SC2086
+expect 0 bench --experts 8 --tokens 1 --plot "$plot" $small
+grep -q 'stroke-dasharray="5 4" points="[0-9.]*,[0-9.]* [0-9]' "$plot" || die "the floor of one batch size is a point"
+# shellcheck disable=SC2086
 expect 1 bench --experts 8 --tokens 1 --plot "$work/none/times.svg" $small
+[ ! -s "$out" ] || die "timed before the picture was tried:"
 says "$err" "$work/none/times.svg: No such file or directory"
 refuses 2 '--shape: "oss" is not one of oss20b, oss120b, v4flash, dsv3, k3' bench --shape dsv3,oss

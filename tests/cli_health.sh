@@ -85,3 +85,4 @@ expect 1 inspect "$model" --plot /dev/full
 says "$err" "/dev/full: is there, and not a regular file"
 expect 1 inspect "$model" --plot "$work/none/scales.svg"
 says "$err" "$work/none/scales.svg"
+[ ! -s "$out" ] || die "read before the picture was tried:"
