@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "message.h"
+#include "report.h"
 #include "words.h"
 #include "moe4/tune.h"
 
@@ -81,7 +82,7 @@ struct machine_text machine_show(const struct machine *machine)
         snprintf(result.text, sizeof result.text, "%.80s, %s, %d multiprocessors", machine->gpu->name, info->isa_name,
                  machine->gpu->n_multiprocessors);
     else
-        snprintf(result.text, sizeof result.text, "%.80s, %s, %d threads", info->device_name, info->isa_name,
-                 info->n_threads);
+        snprintf(result.text, sizeof result.text, "%.80s, %s, %s", info->device_name, info->isa_name,
+                 human_plural(info->n_threads, "thread").text);
     return result;
 }

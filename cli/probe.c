@@ -3,6 +3,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,14 +16,14 @@
 #include "probe_kernel.h"
 #include "progress.h"
 
-enum { MAX_THREADS = 256, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_TRIES = 3, ADDS = 64 };
+enum { MAX_THREADS = 1024, LINE_BYTES = 64, AHEAD_LINES = 64, READ_ROUNDS = 3, RATE_TRIES = 3, ADDS = 64 };
 static const int64_t buffer_bytes_most = (int64_t)1 << 30, buffer_bytes_least = (int64_t)1 << 26;
 static const int64_t weights_bytes_least = (int64_t)1 << 28; /* that are worth reading themselves */
 static const double read_seconds = 0.5, rate_seconds = 0.03; /* about as long as a measurement may take */
 
 struct probe {
     int32_t n_threads;
-    cpu_set_t cpus; /* those that the process may use */
+    cpu_set_t cpus; /* those that the process may use; none = not known */
     uint8_t *buffer;
     int64_t bytes, bytes_per_thread;
     int is_own; /* not a layer's weights */
@@ -63,10 +64,12 @@ static void *worker_run(void *argument)
     return NULL;
 }
 
-/* Pins the attributes' thread to the index-th of the process's CPUs, beginning again at the end. */
+/* Pins the attributes' thread to the index-th of the process's CPUs, where there is one for each and no more: the first
+ * few of many may share a core, while the system spreads the library's threads, which nobody pins, and these. */
 static void pin(const struct probe *probe, int32_t index, pthread_attr_t *attributes)
 {
-    int32_t wanted = index % CPU_COUNT(&probe->cpus);
+    int32_t wanted = index;
+    if (CPU_COUNT(&probe->cpus) != probe->n_threads) return;
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
         if (!CPU_ISSET(cpu, &probe->cpus) || wanted--) continue;
         cpu_set_t one;
@@ -256,6 +259,18 @@ void probe_rate(struct probe *probe, moe4_isa isa, moe4_compute compute, struct 
                                : 0;
 }
 
+/* Whether there are several memories: the library then spreads its weights so that their readers are near (which these
+ * threads, each with a run of its own, are not). */
+static int has_several_nodes(void)
+{
+    char online[64] = "";
+    FILE *file = fopen("/sys/devices/system/node/online", "r");
+    if (!file) return 0;
+    if (!fgets(online, sizeof online, file)) online[0] = '\0';
+    fclose(file);
+    return strpbrk(online, "-,") != NULL;
+}
+
 /* A buffer of our own, every page of it where its reader runs. */
 static int probe_allocate(struct probe *probe, int64_t weight_bytes)
 {
@@ -280,11 +295,8 @@ int probe_open(int32_t n_threads, int64_t weight_bytes, const struct memory_reco
     int code = allocate(&probe, 1, sizeof *probe, "the probe");
     if (code) return code;
     probe->n_threads = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
-    if (sched_getaffinity(0, sizeof probe->cpus, &probe->cpus) || !CPU_COUNT(&probe->cpus)) {
-        CPU_ZERO(&probe->cpus);
-        CPU_SET(0, &probe->cpus);
-    }
-    if (weights && (int64_t)weights->n_bytes >= weights_bytes_least) {
+    if (sched_getaffinity(0, sizeof probe->cpus, &probe->cpus)) CPU_ZERO(&probe->cpus);
+    if (weights && (int64_t)weights->n_bytes >= weights_bytes_least && !has_several_nodes()) {
         probe->buffer = weights->block;
         probe->bytes = (int64_t)weights->n_bytes;
     } else {

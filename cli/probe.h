@@ -15,9 +15,10 @@ struct probe_result {
 
 struct probe;
 
-/* Prepares to measure with n_threads pinned threads, for a layer of weight_bytes.  Reads the weights themselves where
- * they are known and 256 MiB or more, since pages of a virtual machine differ in how fast they are; else a buffer of
- * its own that is four times as large as the layer, but 1 GiB at most.  Both are far more than any cache. */
+/* Prepares to measure with n_threads threads, pinned where there is a CPU for each and no more, for a layer of
+ * weight_bytes.  Reads the weights themselves where they are known and 256 MiB or more, since pages of a virtual
+ * machine differ in how fast they are; else, or where there are several memories, a buffer of its own that is four
+ * times as large as the layer, but 1 GiB at most.  Both are far more than any cache. */
 int probe_open(int32_t n_threads, int64_t weight_bytes, const struct memory_record *weights, struct probe **probe);
 void probe_close(struct probe *probe);
 
