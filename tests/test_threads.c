@@ -158,11 +158,56 @@ static void test_threads_at_once(void **state)
     }
 }
 
+/* ---- How often threads are called together ---- */
+
+static void count_and_run(void *user, void (*task)(void *, int32_t), void *argument)
+{
+    ++*(int32_t *)user;
+    for (int32_t w = 0; w < 2; w++) task(argument, w);
+}
+
+/* Two GEMMs, which is all for few tokens; routing, and conversion of an x that is not bf16, once there are more;
+ * counting and placing once there are many. */
+static void test_forks(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t n_tokens;
+        moe4_compute compute;
+        int32_t n_forks;
+    } cases[] = {{1, MOE4_COMPUTE_BF16, 2},  {8, MOE4_COMPUTE_BF16, 2},  {1024, MOE4_COMPUTE_BF16, 3},
+                 {1, MOE4_COMPUTE_MXFP8, 2}, {4, MOE4_COMPUTE_MXFP8, 2}, {8, MOE4_COMPUTE_MXFP8, 3},
+                 {9, MOE4_COMPUTE_MXFP8, 4}, {8, MOE4_COMPUTE_INT8, 2},  {1025, MOE4_COMPUTE_BF16, 5}};
+    int32_t n_forks = 0;
+    moe4_context_config context_config = MOE4_CONTEXT_CONFIG_INIT;
+    const moe4_thread_pool pool = {2, count_and_run, &n_forks};
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(64, 96, 6, 2);
+    struct weight_plan weights = {.biases = BIAS_BOTH, .seed = 8};
+    moe4_context *context;
+    context_config.pool = &pool;
+    assert_int_equal(moe4_context_create(&context_config, &context), MOE4_OK);
+    moe4_layer *layer = layer_open(context, &config, weights_create(&buffers, &config, &weights));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct call_plan plan = {.n_tokens = cases[i].n_tokens, .top_k = 2, .compute = cases[i].compute};
+        struct call call = call_create(&buffers, &config, &plan);
+        call.result.gemm2_rows = NULL;
+        call.result.row_map = NULL;
+        n_forks = 0;
+        call_must_run(&buffers, context, layer, &call);
+        assert_int_equal(n_forks, cases[i].n_forks);
+    }
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_layer),
         cmocka_unit_test(test_threads_at_once),
+        cmocka_unit_test(test_forks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
