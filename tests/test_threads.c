@@ -101,18 +101,22 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* A new thread for each worker, and none begins before all are there. */
+/* A new thread for each worker, with as little stack as they may have, and none begins before all are there. */
 static void run_at_once(void *user, void (*task)(void *, int32_t), void *argument)
 {
     (void)user;
     struct worker workers[N_WORKERS];
     pthread_barrier_t start;
+    pthread_attr_t attributes;
     pthread_barrier_init(&start, NULL, N_WORKERS);
+    pthread_attr_init(&attributes);
+    if (!is_sanitized()) pthread_attr_setstacksize(&attributes, 128 << 10);
     for (int32_t w = 0; w < N_WORKERS; w++) {
         workers[w] = (struct worker){.start = &start, .task = task, .argument = argument, .index = w};
-        if (pthread_create(&workers[w].thread, NULL, worker_main, &workers[w])) abort();
+        if (pthread_create(&workers[w].thread, &attributes, worker_main, &workers[w])) abort();
     }
     for (int32_t w = 0; w < N_WORKERS; w++) pthread_join(workers[w].thread, NULL);
+    pthread_attr_destroy(&attributes);
     pthread_barrier_destroy(&start);
 }
 

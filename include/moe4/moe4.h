@@ -161,7 +161,7 @@ typedef struct moe4_allocator {
 } moe4_allocator;
 
 /* The caller's threads.  run calls task(arg, w) exactly once for each w in 0..width-1, on any threads and in any order,
- * and returns when all have returned. */
+ * and returns when all have returned.  A task takes less than 128 KiB of stack. */
 typedef struct moe4_thread_pool {
     int32_t width;
     void (*run)(void *user, void (*task)(void *arg, int32_t worker), void *arg);
