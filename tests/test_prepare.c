@@ -1,13 +1,18 @@
-/* What a prepared layer takes: 4.25 bits a weight and 1 % at most, and nothing besides while it is made. */
+/* What a prepared layer takes: 4.25 bits a weight and 1 % at most, nothing besides while it is made, and large pages
+ * for its weights where there are any. */
 #include <setjmp.h>
 #include <stdarg.h> /* for cmocka.h, as the next two */
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "call.h"
+#include "cpu/prepared.h"
 
 enum { N_EXPERTS = 2 };
 
@@ -63,10 +68,47 @@ static void test_memory(void **state)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_shape(&shapes[i]);
 }
 
+/* ---- Huge pages ---- */
+
+/* Whether the kernel has been asked for huge pages at an address. */
+static int is_advised(const void *address)
+{
+    FILE *file = fopen("/proc/self/smaps", "re");
+    char line[512];
+    unsigned long begin, end;
+    int is_here = 0, is_advised = 0;
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+            is_here = (uintptr_t)address >= begin && (uintptr_t)address < end;
+        if (is_here && strncmp(line, "VmFlags:", 8) == 0) is_advised = strstr(line, " hg") != NULL;
+    }
+    fclose(file);
+    return is_advised;
+}
+
+static void test_huge_pages(void **state)
+{
+    (void)state;
+    if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK)) skip();
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(512, 512, 4, 1);
+    struct weight_plan weights = {.seed = 1};
+    moe4_context *context = context_open(MOE4_ISA_AUTO, 1);
+    moe4_layer *layer = layer_open(context, &config, weights_create(&buffers, &config, &weights));
+    const struct packed_matrix *matrices[] = {&((const struct prepared *)layer->prepared)->gate_up,
+                                              &((const struct prepared *)layer->prepared)->down};
+    for (int i = 0; i < 2; i++) assert_true(is_advised(packed_panel(matrices[i], 2, 0)));
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_huge_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
