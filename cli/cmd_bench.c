@@ -24,7 +24,15 @@ static void shape_choose(struct bench *bench, int64_t index)
     bench->layer_info = (moe4_layer_info)MOE4_LAYER_INFO_INIT;
 }
 
-/* How many layers there are to be, and whether they fit. */
+static int64_t most_tokens(const struct bench *bench)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < bench->tokens.count; ++i)
+        if (bench->tokens.values[i] > most) most = bench->tokens.values[i];
+    return most;
+}
+
+/* How many layers there are to be, and whether they and the largest batch fit: x, y, logits, ids and weights. */
 static int shape_plan(struct bench *bench)
 {
     const struct gpu *gpu = bench->machine.gpu;
@@ -36,6 +44,13 @@ static int shape_plan(struct bench *bench)
     if (needed > available)
         return fail("%s: %d experts need %s of memory, %s are available; --experts makes it smaller", bench->shape.name,
                     bench->config.n_experts, human_bytes(needed).text, human_bytes(available).text);
+    const double token =
+        4.0 * (double)bench->config.hidden_size + 4.0 * bench->config.n_experts + 16.0 * bench->config.routing.top_k;
+    const double batch = (double)most_tokens(bench) * token;
+    if (needed + batch > available)
+        return fail("%s: %lld tokens need %s of memory beside the weights' %s, %s are available", bench->shape.name,
+                    (long long)most_tokens(bench), human_bytes(batch).text, human_bytes(needed).text,
+                    human_bytes(available).text);
     return EXIT_OK;
 }
 

@@ -37,6 +37,8 @@ says "$out" "ratio"
 says "$out" "GB/s read"
 expect 1 bench --shape k3 --experts 32767
 says "$err" "32767 experts need"
+expect 1 bench --experts 8 --hidden 1048576 --intermediate 32 --tokens 1048576
+says "$err" "1048576 tokens need"
 
 # Several shapes, and their picture: a line and a dashed floor a shape, a dot a point; it appears only when complete.
 plot=$work/times.svg
