@@ -40,7 +40,7 @@ static int shape_plan(struct bench *bench)
     int64_t wanted = gpu ? 1 + (int64_t)(ROTATED_BYTES / layer) : 1;
     bench->n_layers = (int32_t)(wanted < BENCH_MAX_LAYERS ? wanted : BENCH_MAX_LAYERS);
     double needed = 1.02 * (layer * bench->n_layers + bench_expert_bytes(bench));
-    double available = gpu ? (double)gpu->free_bytes : (double)memory_available();
+    double available = gpu ? (double)gpu->free_bytes : (double)memory_available("");
     if (needed > available)
         return fail("%s: %d experts need %s of memory, %s are available; --experts makes it smaller", bench->shape.name,
                     bench->config.n_experts, human_bytes(needed).text, human_bytes(available).text);

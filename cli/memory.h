@@ -21,7 +21,8 @@ struct memory_record {
 /* An allocator that keeps the record. */
 moe4_allocator memory_recorder(struct memory_record *record);
 
-/* Bytes that can still be had, by the kernel's and the cgroup's account. */
-int64_t memory_available(void);
+/* Bytes that can still be had, by the kernel's account and that of all control groups around the process, version 1 or
+ * 2.  root: what stands before /proc and /sys, "" but for tests. */
+int64_t memory_available(const char *root);
 
 #endif

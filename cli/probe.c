@@ -275,7 +275,7 @@ static int has_several_nodes(void)
 static int probe_allocate(struct probe *probe, int64_t weight_bytes)
 {
     int64_t enough = weight_bytes < buffer_bytes_most / 4 ? 4 * weight_bytes : buffer_bytes_most;
-    int64_t affordable = memory_available() / 4;
+    int64_t affordable = memory_available("") / 4;
     probe->bytes = buffer_bytes_most;
     while (probe->bytes > buffer_bytes_least && (probe->bytes / 2 >= enough || probe->bytes > affordable))
         probe->bytes /= 2;
