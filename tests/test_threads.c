@@ -81,6 +81,28 @@ static void test_shared_layer(void **state)
     }
 }
 
+static size_t workspace_of(int32_t n_threads)
+{
+    struct buffers buffers = {BUFFERS_PLAIN, NULL};
+    moe4_layer_config config = layer_config(64, 96, 6, 2);
+    struct weight_plan weights = {.seed = 8};
+    moe4_context *context = context_open(MOE4_ISA_AUTO, n_threads);
+    moe4_layer *layer = layer_open(context, &config, weights_create(&buffers, &config, &weights));
+    size_t bytes;
+    assert_int_equal(moe4_workspace_bytes(context, layer, MOE4_COMPUTE_BF16, T, 0, &bytes), MOE4_OK);
+    moe4_layer_destroy(layer);
+    moe4_context_destroy(context);
+    buffers_release(&buffers);
+    return bytes;
+}
+
+/* Threads that would only take turns have no memory of their own. */
+static void test_workspace_of_many_threads(void **state)
+{
+    (void)state;
+    assert_int_equal(workspace_of(1000), workspace_of(0));
+}
+
 /* ---- A caller's threads ---- */
 
 enum { N_WORKERS = 5 };
@@ -211,6 +233,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_layer),
+        cmocka_unit_test(test_workspace_of_many_threads),
         cmocka_unit_test(test_threads_at_once),
         cmocka_unit_test(test_forks),
     };

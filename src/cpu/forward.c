@@ -61,7 +61,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     const size_t route_bytes = route_stage_scratch_bytes(layer);
     const size_t gather_bytes = gather_scratch_bytes(layer, plan->chunk_rows);
     plan->scratch_bytes = route_bytes > gather_bytes ? route_bytes : gather_bytes;
-    plan->scratch = reserve(plan, pool_width(context->pool), plan->scratch_bytes);
+    plan->scratch = reserve(plan, pool_threads(context->pool), plan->scratch_bytes);
     if (plan->total == SIZE_MAX)
         return context_fail(context, MOE4_EINVAL, "the workspace of %lld tokens does not fit the address space",
                             (long long)n_tokens);
@@ -114,7 +114,7 @@ static void stage_worker(void *argument, int32_t worker)
         if (!atomic_compare_exchange_weak_explicit(&stage->begun, &first, first + claim, memory_order_relaxed,
                                                    memory_order_relaxed))
             continue;
-        stage->run(stage->f, first, first + claim, worker);
+        stage->run(stage->f, first, first + claim, worker % stage->width);
         first = atomic_load_explicit(&stage->begun, memory_order_relaxed);
     }
 }

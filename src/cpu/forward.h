@@ -124,7 +124,7 @@ static inline uint16_t *forward_z(const struct forward *f, int64_t panel, int64_
     return f->z + (panel * f->n_rows + row) * PANEL_ROWS;
 }
 
-/* Items first .. last-1, done by thread `worker`. */
+/* Items first .. last-1, done by thread `worker`, 0 .. pool_threads-1. */
 typedef void stage_fn(struct forward *f, int64_t first, int64_t last, int32_t worker);
 
 /* Runs a stage over n_items items.  Threads claim runs of items, at most max_claim, smaller towards the end. */

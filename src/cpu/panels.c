@@ -87,8 +87,9 @@ void panels_look_ahead(struct panel_reader *reader)
 static void panels_worker(void *argument, int32_t worker)
 {
     const struct panel_stage *stage = argument;
-    struct panel_reader reader = {.stage = stage, .worker = worker};
-    if (stage->n_queues > 1) reader.own_queue = topology_node_here(pool_topology(stage->f->context->pool));
+    const struct pool *pool = stage->f->context->pool;
+    struct panel_reader reader = {.stage = stage, .worker = worker % pool_threads(pool)};
+    if (stage->n_queues > 1) reader.own_queue = topology_node_here(pool_topology(pool));
     while (find_next(&reader)) {
         const struct panel_place place = reader.next;
         reader.next.expert = NULL;

@@ -21,7 +21,7 @@ struct panel_place {
 /* A thread on its way through the panels. */
 struct panel_reader {
     const struct panel_stage *stage;
-    int32_t worker;
+    int32_t worker;             /* 0 .. pool_threads-1 */
     int32_t own_queue, n_empty; /* the queue that it began with, and how many it has seen empty since */
     struct panel_queue *queue;  /* the one of its last claim */
     int64_t first, last;        /* what is left of that */

@@ -33,7 +33,7 @@ int32_t pool_threads(const struct pool *pool);
 const struct topology *pool_topology(const struct pool *pool);
 
 /* Calls task(argument, w) once for each w in 0..width-1, in the floating-point environment of fpenv.h, and returns when
- * all have returned.  One call at a time. */
+ * all have returned.  One call at a time.  Workers that are equal modulo pool_threads follow each other. */
 void pool_run(struct pool *pool, pool_task *task, void *argument);
 
 /* Waits until *state is `value`, which another worker of this round, already at it, will make it. */
