@@ -36,15 +36,15 @@ void gather_runs(const uint16_t *const *rows, int32_t n_rows, int64_t n, int32_t
     }
 }
 
-static void gather_bf16(const struct forward *f, const struct tile *tile, const uint16_t *const *rows)
+static void gather_bf16(const struct forward *f, const struct tile *tile, int32_t run, const uint16_t *const *rows)
 {
     const int64_t H = f->layer->H;
     uint16_t *packed = f->x + tile->first_row * H;
-    gather_runs(rows, tile->n_rows, H, tile->run, packed);
+    gather_runs(rows, tile->n_rows, H, run, packed);
     if (f->call->batch->compute == MOE4_COMPUTE_FP8) return; /* codes need no taming */
     for (int32_t row = 0; row < tile->n_rows; row++)
         f->x_factor[tile->first_row + row] =
-            tame_row(packed, tile->n_rows, tile->run, row, H, f->prepared->rows->largest(rows[row], H));
+            tame_row(packed, tile->n_rows, run, row, H, f->prepared->rows->largest(rows[row], H));
 }
 
 static void gather_int8(const struct forward *f, const struct tile *tile, const uint16_t *const *rows)
@@ -70,11 +70,11 @@ static void gather_tile(const struct forward *f, const struct active_expert *exp
     for (int32_t row = 0; row < tile->n_rows; row++)
         rows[row] = converted_row(f, f->slot_of_row[tile->first_row + row], room + row * f->layer->H,
                                   &f->x_factor[tile->first_row + row]);
+    const struct kernel *kernel = forward_x_kernel(f, expert);
     if (forward_is_int8(f))
         gather_int8(f, tile, rows);
     else
-        gather_bf16(f, tile, rows);
-    const struct kernel *kernel = forward_x_kernel(f, expert);
+        gather_bf16(f, tile, kernel->run, rows);
     if (kernel->convert)
         kernel->convert(f->x + tile->first_row * f->layer->H, f->layer->H / BLOCK_SIZE, tile->n_rows,
                         forward_operand(f, kernel, tile));

@@ -55,7 +55,7 @@ static inline int32_t leftover_k(uint32_t item)
     return (int32_t)(item & 31);
 }
 
-/* A tile's pairs of bf16, [16 * n_blocks][n_rows], to INTEGER_WORDS * n_blocks * n_rows words at most. */
-void integers_avx2(const uint16_t *pairs, int64_t n_blocks, int32_t n_rows, int32_t *tile);
+/* A tile of bf16, [n_blocks][n_rows][32], to INTEGER_WORDS * n_blocks * n_rows words at most. */
+void integers_avx2(const uint16_t *x, int64_t n_blocks, int32_t n_rows, int32_t *tile);
 
 #endif

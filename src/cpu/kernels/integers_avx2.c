@@ -1,7 +1,6 @@
 #include "cpu/kernels/integers.h"
 
 #include <immintrin.h>
-#include <string.h>
 
 #include "base/convert.h"
 #include "cpu/layout.h"
@@ -116,13 +115,13 @@ static void store_row(const struct integers *q, uint32_t exponent, struct intege
     row->scale = unit(exponent, -1);
 }
 
-/* A row's block, x [16] pairs, to one or the other.  Returns a bit for every leftover: those of the even k, then those
- * of the odd ones. */
-static uint32_t convert_block(const uint32_t x[BLOCK_PAIRS], struct digit_row *digits, struct integer_row *row)
+/* A row's block to one or the other.  Returns a bit for every leftover: those of the even k, then those of the odd
+ * ones. */
+static uint32_t convert_block(const uint16_t x[BLOCK_SIZE], struct digit_row *digits, struct integer_row *row)
 {
     struct block b;
     for (int v = 0; v < VECTORS / 2; v++) {
-        __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)(x + v * LANES));
+        __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)(x + v * PAIR * LANES));
         b.x[v] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
         b.x[v + VECTORS / 2] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
     }
@@ -141,32 +140,28 @@ static uint32_t convert_block(const uint32_t x[BLOCK_PAIRS], struct digit_row *d
 }
 
 /* Returns where the list ends. */
-static int32_t *list_leftovers(const uint16_t *pairs, int32_t n_rows, const uint32_t *leftovers, int32_t *list)
+static int32_t *list_leftovers(const uint16_t *x, int32_t n_rows, const uint32_t *leftovers, int32_t *list)
 {
     uint32_t any = 0;
     for (int32_t row = 0; row < n_rows; row++) any |= leftovers[row];
     for (; any; any &= any - 1) {
-        const int bit = __builtin_ctz(any), pair = bit % BLOCK_PAIRS, odd = bit / BLOCK_PAIRS;
+        const int bit = __builtin_ctz(any), k = bit % BLOCK_PAIRS * 2 + bit / BLOCK_PAIRS;
         for (int32_t row = 0; row < n_rows; row++)
-            if (leftovers[row] >> bit & 1)
-                *list++ = (int32_t)leftover(pairs[(pair * n_rows + row) * 2 + odd], row, 2 * pair + odd);
+            if (leftovers[row] >> bit & 1) *list++ = (int32_t)leftover(x[row * BLOCK_SIZE + k], row, k);
     }
     return list;
 }
 
-void integers_avx2(const uint16_t *pairs, int64_t n_blocks, int32_t n_rows, int32_t *tile)
+void integers_avx2(const uint16_t *x, int64_t n_blocks, int32_t n_rows, int32_t *tile)
 {
     struct digit_row *digits = n_rows == 1 ? (struct digit_row *)(void *)tile : NULL;
     struct integer_row *rows = (struct integer_row *)(void *)tile;
     int32_t *list = tile + (n_rows == 1 ? DIGIT_ROW_WORDS : INTEGER_ROW_WORDS * n_rows) * n_blocks;
-    for (int64_t b = 0; b < n_blocks; b++, pairs += BLOCK_SIZE * n_rows, rows += n_rows) {
+    for (int64_t b = 0; b < n_blocks; b++, x += BLOCK_SIZE * n_rows, rows += n_rows) {
         uint32_t leftovers[LARGE_TILE_TOKENS];
-        for (int32_t row = 0; row < n_rows; row++) {
-            uint32_t x[BLOCK_PAIRS];
-            for (int i = 0; i < BLOCK_PAIRS; i++) memcpy(&x[i], pairs + (i * n_rows + row) * 2, sizeof x[i]);
-            leftovers[row] = convert_block(x, digits ? digits + b : NULL, &rows[row]);
-        }
-        int32_t *end = list_leftovers(pairs, n_rows, leftovers, list + 1);
+        for (int32_t row = 0; row < n_rows; row++)
+            leftovers[row] = convert_block(x + row * BLOCK_SIZE, digits ? digits + b : NULL, &rows[row]);
+        int32_t *end = list_leftovers(x, n_rows, leftovers, list + 1);
         *list = (int32_t)(end - list) - 1;
         list = end;
     }

@@ -12,7 +12,7 @@
  *   sums[t][r] = sum over k of x[t,k] * w[r,k],   t < n_tokens, r < PANEL_ROWS
  *
  *   panel   n_blocks blocks of cpu/layout.h, 64-byte aligned
- *   x       [32 * n_blocks / run][n_tokens][run] bf16, or what `convert` makes of pairs; for int8 kernels the words of
+ *   x       [32 * n_blocks / run][n_tokens][run] bf16, or what `convert` makes of that; for int8 kernels the words of
  *           cpu/int8.h
  *   sums    [n_tokens][PANEL_ROWS] f32, 64-byte aligned
  *   ahead   what to read meanwhile; for kernels that can ask for it
@@ -24,8 +24,8 @@
 typedef void gemm_tile_fn(const uint8_t *panel, int64_t n_blocks, const uint16_t *x, int32_t n_tokens, float *sums,
                           struct read_ahead *ahead);
 
-/* A tile's pairs as a kernel wants them: at most block_words * n_blocks * n_tokens words. */
-typedef void convert_tile_fn(const uint16_t *pairs, int64_t n_blocks, int32_t n_tokens, int32_t *tile);
+/* A tile as a kernel wants it: at most block_words * n_blocks * n_tokens words. */
+typedef void convert_tile_fn(const uint16_t *x, int64_t n_blocks, int32_t n_tokens, int32_t *tile);
 
 struct kernel {
     const char *name;    /* gemm_ISA */
