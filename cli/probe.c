@@ -225,6 +225,7 @@ static const struct probe_kernel *kernel_find(moe4_isa isa, moe4_compute compute
         &probe_kernel_int8_avx2,
         &probe_kernel_amx,
         &probe_kernel_avx512_bf16,
+        &probe_kernel_avx512_vnni,
         &probe_kernel_avx512,
         &probe_kernel_avx2,
 #elif defined(__aarch64__)

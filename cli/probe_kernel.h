@@ -16,8 +16,8 @@ struct probe_kernel {
 
 extern const struct probe_kernel probe_kernel_c;
 #if defined(__x86_64__)
-extern const struct probe_kernel probe_kernel_avx2, probe_kernel_avx512, probe_kernel_avx512_bf16, probe_kernel_amx,
-    probe_kernel_int8_avx2, probe_kernel_int8_avx512_vnni;
+extern const struct probe_kernel probe_kernel_avx2, probe_kernel_avx512, probe_kernel_avx512_vnni,
+    probe_kernel_avx512_bf16, probe_kernel_amx, probe_kernel_int8_avx2, probe_kernel_int8_avx512_vnni;
 #elif defined(__aarch64__)
 extern const struct probe_kernel probe_kernel_neon, probe_kernel_neon_bf16;
 #endif

@@ -12,6 +12,7 @@ int32_t runnable_kernels(const struct kernel *kernels[MAX_KERNELS])
     for (int32_t i = 0; i < n; i++) kernels[i] = kernel_best(levels[i]);
 #if defined(__x86_64__)
     if (isa_includes(levels[n_levels - 1], MOE4_ISA_AVX2)) kernels[n++] = &kernel_avx2_integers;
+    if (isa_includes(levels[n_levels - 1], MOE4_ISA_AVX512_VNNI)) kernels[n++] = &kernel_avx512_vnni_x;
     if (isa_includes(levels[n_levels - 1], MOE4_ISA_AVX512)) kernels[n++] = &kernel_amx_emulated;
 #endif
     return n;

@@ -6,7 +6,7 @@
 #include "cpu/layout.h"
 #include "fixture.h"
 
-enum { MAX_KERNELS = MAX_LEVELS + 2 };
+enum { MAX_KERNELS = MAX_LEVELS + 3 };
 
 /* The kernels of the levels this CPU offers, those that they leave x to, and what is emulated; their number. */
 int32_t runnable_kernels(const struct kernel *kernels[MAX_KERNELS]);

@@ -205,7 +205,7 @@ static void test_table(void **state)
 #if defined(__x86_64__)
     assert_ptr_equal(kernel_best(MOE4_ISA_AVX2), &kernel_avx2);
     assert_ptr_equal(kernel_best(MOE4_ISA_AVX512), &kernel_avx512);
-    assert_ptr_equal(kernel_best(MOE4_ISA_AVX512_VNNI), &kernel_avx512);
+    assert_ptr_equal(kernel_best(MOE4_ISA_AVX512_VNNI), &kernel_avx512_vnni);
     assert_ptr_equal(kernel_best(MOE4_ISA_AVX512_BF16), &kernel_avx512_bf16);
     assert_ptr_equal(kernel_best(MOE4_ISA_AMX), &kernel_amx);
     assert_ptr_equal(kernel_best(MOE4_ISA_NEON_BF16), &kernel_c); /* of another family */

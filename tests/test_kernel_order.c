@@ -75,20 +75,20 @@ static float add_scaled(float sum, float block, float scale)
     return sum + block * scale;
 }
 
-/* Integers below 255 * 2^7 over one unit, which is 2^-14 of a power of two that is at most the largest element. */
-static int is_integer(float x, int exponent)
+/* Integers below 255 * 2^(top-7) over one unit, 2^-top of a power of two that is at most the largest element. */
+static int is_integer(float x, int exponent, int top)
 {
-    const double y = ldexp((double)x, 14 - exponent);
-    return exponent < 40 - 127 ? x == 0 : fabs(y) < 255 << 7 && y == rint(y);
+    const double y = ldexp((double)x, top - exponent);
+    return exponent < 40 - 127 ? x == 0 : fabs(y) < 255 << (top - 7) && y == rint(y);
 }
 
 /* Of what is no integer over `exponent`, or of all: how many there are, and the largest one's exponent. */
-static int leftovers(const float *x, int exponent, int *largest)
+static int leftovers(const float *x, int exponent, int top, int *largest)
 {
     int n = 0;
     *largest = -127;
     for (int k = 0; k < BLOCK_SIZE; k++) {
-        if (exponent != INT_MAX && is_integer(x[k], exponent)) continue;
+        if (exponent != INT_MAX && is_integer(x[k], exponent, top)) continue;
         n++;
         if (fabsf(x[k]) >= 0x1p-126f && ilogbf(x[k]) > *largest) *largest = ilogbf(x[k]);
     }
@@ -97,21 +97,31 @@ static int leftovers(const float *x, int exponent, int *largest)
 
 /* Then the leftovers, those of even k first.  Beside more than one, the unit is that of the largest of them, if that
  * leaves fewer. */
-static float add_integers(float sum, const float *x, const float *w, float scale)
+static float add_integers(float sum, const float *x, const float *w, float scale, int top)
 {
     int exponent, next, unused;
     double block = 0;
-    leftovers(x, INT_MAX, &exponent);
-    const int n = leftovers(x, exponent, &next);
-    if (n > 1 && leftovers(x, next, &unused) < n) exponent = next;
+    leftovers(x, INT_MAX, top, &exponent);
+    const int n = leftovers(x, exponent, top, &next);
+    if (n > 1 && leftovers(x, next, top, &unused) < n) exponent = next;
     for (int k = 0; k < BLOCK_SIZE; k++)
-        if (is_integer(x[k], exponent)) block += (double)x[k] * (double)w[k];
+        if (is_integer(x[k], exponent, top)) block += (double)x[k] * (double)w[k];
     sum = fmaf((float)block, scale, sum);
     for (int i = 0; i < BLOCK_SIZE; i++) {
         const int k = 2 * i % BLOCK_SIZE + 2 * i / BLOCK_SIZE;
-        if (!is_integer(x[k], exponent)) sum = fmaf(x[k] * w[k], scale, sum);
+        if (!is_integer(x[k], exponent, top)) sum = fmaf(x[k] * w[k], scale, sum);
     }
     return sum;
+}
+
+static float add_short_integers(float sum, const float *x, const float *w, float scale)
+{
+    return add_integers(sum, x, w, scale, 14);
+}
+
+static float add_long_integers(float sum, const float *x, const float *w, float scale)
+{
+    return add_integers(sum, x, w, scale, 21);
 }
 
 static const struct order {
@@ -123,7 +133,10 @@ static const struct order {
     {"f32 chain over k: multiply, add", NULL, NULL, NULL},
     {"blocks of fma over k, scaled by fma", block_fma, add_by_fma, NULL},
     {"x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma", NULL, NULL,
-     add_integers},
+     add_short_integers},
+    {"exact blocks of integers, of x 15 bits, of the intermediate 22, then what is none; scaled by fma", NULL, NULL,
+     add_short_integers},
+    {"exact blocks of integers of 22 bits, then what is none; scaled by fma", NULL, NULL, add_long_integers},
     {"blocks of vdpbf16ps, scaled, added", block_vdpbf16ps, add_scaled, NULL},
     {"blocks of tdpbf16ps with scaled weights, added", NULL, NULL, add_tdpbf16ps},
     {"blocks of bfmmla, scaled by fma", block_bfmmla, add_by_fma, NULL},

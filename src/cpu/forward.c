@@ -28,8 +28,9 @@ static size_t reserve(struct workspace_plan *plan, int64_t count, size_t item_by
 moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *layer, int64_t n_tokens, int32_t top_k,
                          struct workspace_plan *plan)
 {
-    const struct kernel *x_kernel = ((const struct prepared *)layer->prepared)->kernel->for_x;
-    const int64_t words = x_kernel ? layer->H / BLOCK_SIZE * x_kernel->block_words : 0; /* of a converted row of x */
+    const struct kernel *kernel = ((const struct prepared *)layer->prepared)->kernel;
+    const int64_t x_words = kernel->for_x ? layer->H / BLOCK_SIZE * kernel->for_x->block_words : 0; /* of a row */
+    const int64_t v_words = layer->I / BLOCK_SIZE * kernel->block_words;
     const int64_t slots = n_tokens * top_k; /* n_tokens <= INT32_MAX: cpu_supports */
     const int64_t largest_chunk = layer->chunk_rows / top_k > 0 ? layer->chunk_rows / top_k : 1;
     *plan = (struct workspace_plan){.chunk_tokens = n_tokens < largest_chunk ? n_tokens : largest_chunk};
@@ -49,7 +50,7 @@ moe4_status forward_plan(struct moe4_context *context, const struct moe4_layer *
     plan->x_factor = reserve(plan, plan->chunk_rows, sizeof(float));
     plan->intermediate_factor = reserve(plan, plan->chunk_rows, (size_t)fp8_groups(layer->I) * sizeof(float));
     plan->x = reserve(plan, plan->chunk_rows, (size_t)layer->H * sizeof(uint16_t));
-    plan->operand = reserve(plan, plan->chunk_rows, (size_t)words * sizeof(int32_t));
+    plan->operand = reserve(plan, plan->chunk_rows, (size_t)(x_words > v_words ? x_words : v_words) * sizeof(int32_t));
     plan->intermediate = reserve(plan, plan->chunk_rows, (size_t)layer->I * sizeof(uint16_t));
     const int64_t converted = (layer->H + top_k - 1) / top_k; /* elements of a token, by slots */
     const int64_t z_panels = (layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS;

@@ -82,14 +82,14 @@ struct forward {
     enum rows_source rows_from;
     uint16_t *converted;           /* [n_tokens, H] ROWS_BY_TOKEN, in the memory of z, which is written later */
     float *converted_scale;        /* [n_tokens] what a token's sums of gate_up must be multiplied by */
-    _Atomic int32_t *gathered;     /* [n_tiles] how far x is */
+    _Atomic int32_t *gathered;     /* [n_tiles] how far its operand is */
     _Atomic int32_t *experts_left; /* [panels of down] that still have to be multiplied before combine */
 
     float *x_factor;            /* [n_rows] what a row's sums of gate_up must be multiplied by (tame.h) */
     float *intermediate_factor; /* [n_rows, n_groups] the same for down: fp8 scales, or tame.h */
     _Atomic int has_wild;       /* an intermediate may be too large or too small to be summed as it is */
     uint16_t *x;                /* tile after tile, each [H/run][n_rows][run], or in int8 compute as int8.h says */
-    int32_t *operand;           /* tile after tile, what the kernel for x converts x to */
+    int32_t *operand;           /* tile after tile, what kernels convert x to, and later the intermediate */
     uint16_t *intermediate;     /* tile after tile, each [I/run][n_rows][run], or the same */
     uint16_t *z;                /* [panels of down][n_rows][PANEL_ROWS] */
     char *scratch;              /* plan.scratch_bytes for each thread */
@@ -112,10 +112,11 @@ static inline const struct kernel *forward_x_kernel(const struct forward *f, con
     return kernel->for_x ? kernel->for_x : kernel;
 }
 
-/* A tile of x as that converts it. */
-static inline int32_t *forward_operand(const struct forward *f, const struct kernel *kernel, const struct tile *tile)
+/* A tile, [K] a row, from k on, as a kernel converts it. */
+static inline int32_t *forward_operand(const struct forward *f, const struct kernel *kernel, const struct tile *tile,
+                                       int64_t K, int64_t k)
 {
-    return f->operand + tile->first_row * (f->layer->H / BLOCK_SIZE) * kernel->block_words;
+    return f->operand + (tile->first_row * K + tile->n_rows * k) / BLOCK_SIZE * kernel->block_words;
 }
 
 /* A panel's columns of a row of z'. */
@@ -147,9 +148,11 @@ int64_t group_blocks(int64_t n_slots);
 /* A slot's row of x [H], and the scale that its sums must be multiplied by.  `room` [H] may be used for it. */
 const uint16_t *converted_row(const struct forward *f, int64_t slot, uint16_t *room, float *scale);
 
-/* gather, part of gate_up: at its beginning, and before a thread multiplies panels of an expert. */
+/* gather, part of gate_up: at its beginning, and before a thread multiplies panels of an expert.  Down begins in the
+ * same way, and if its kernel wants the intermediate converted, that is when. */
 void gather_begin(struct forward *f);
 void gather_expert(struct forward *f, const struct active_expert *expert, int32_t worker);
+void gather_intermediate(struct forward *f, const struct active_expert *expert, int32_t worker);
 
 /* n elements of each row into a tile, [n/run][n_rows][run]; n is whole blocks. */
 void gather_runs(const uint16_t *const *rows, int32_t n_rows, int64_t n, int32_t run, uint16_t *packed);

@@ -1,6 +1,6 @@
 /* gather: the rows of x that a token tile needs, as the kernels read them: runs interleaved, what a kernel converts
- * these to, or in int8 compute codes with their scales.  The first thread that needs a tile gathers it, while others
- * gather the expert's other tiles. */
+ * these to, or in int8 compute codes with their scales.  Of the intermediate, which is stored by tiles, only what is
+ * converted.  The first thread that needs a tile gathers it, while others gather the expert's other tiles. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -77,10 +77,27 @@ static void gather_tile(const struct forward *f, const struct active_expert *exp
         gather_bf16(f, tile, kernel->run, rows);
     if (kernel->convert)
         kernel->convert(f->x + tile->first_row * f->layer->H, f->layer->H / BLOCK_SIZE, tile->n_rows,
-                        forward_operand(f, kernel, tile));
+                        forward_operand(f, kernel, tile, f->layer->H, 0));
 }
 
-void gather_expert(struct forward *f, const struct active_expert *expert, int32_t worker)
+/* A tile's intermediate, each group of columns by itself, as it is multiplied by itself. */
+static void convert_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
+                         int32_t worker)
+{
+    (void)worker;
+    const struct kernel *kernel = forward_kernel(f, expert);
+    const int64_t I = f->layer->I;
+    for (int64_t k = 0; k < I; k += f->group_size) {
+        const int64_t n = I - k < f->group_size ? I - k : f->group_size;
+        kernel->convert(f->intermediate + tile->first_row * I + k * tile->n_rows, n / BLOCK_SIZE, tile->n_rows,
+                        forward_operand(f, kernel, tile, I, k));
+    }
+}
+
+typedef void gather_fn(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
+                       int32_t worker);
+
+static void gather_tiles(struct forward *f, const struct active_expert *expert, gather_fn *gather, int32_t worker)
 {
     _Atomic int32_t *state = f->gathered + expert->first_tile;
     for (int32_t i = 0; i < expert->n_tiles; i++) {
@@ -89,10 +106,20 @@ void gather_expert(struct forward *f, const struct active_expert *expert, int32_
         if (!atomic_compare_exchange_strong_explicit(&state[i], &expected, BEING_GATHERED, memory_order_relaxed,
                                                      memory_order_relaxed))
             continue;
-        gather_tile(f, expert, &f->tiles[expert->first_tile + i], worker);
+        gather(f, expert, &f->tiles[expert->first_tile + i], worker);
         atomic_store_explicit(&state[i], GATHERED, memory_order_release);
     }
     for (int32_t i = 0; i < expert->n_tiles; i++) pool_await(&state[i], GATHERED);
+}
+
+void gather_expert(struct forward *f, const struct active_expert *expert, int32_t worker)
+{
+    gather_tiles(f, expert, gather_tile, worker);
+}
+
+void gather_intermediate(struct forward *f, const struct active_expert *expert, int32_t worker)
+{
+    if (forward_kernel(f, expert)->convert) gather_tiles(f, expert, convert_tile, worker);
 }
 
 void gather_begin(struct forward *f)

@@ -120,7 +120,7 @@ static void gate_up_panel(struct forward *f, struct panel_place place, struct pa
         const struct tile *tile = &f->tiles[expert->first_tile + i];
         if (i == expert->n_tiles - 1) panels_look_ahead(reader);
         const uint16_t *x = f->x + tile->first_row * matrix->K;
-        if (kernel->convert) x = (const uint16_t *)(const void *)forward_operand(f, kernel, tile);
+        if (kernel->convert) x = (const uint16_t *)(const void *)forward_operand(f, kernel, tile, matrix->K, 0);
         kernel->gemm_tile(packed_panel(matrix, expert->l, place.panel), matrix->K / BLOCK_SIZE, x, tile->n_rows, sums,
                           &reader->ahead);
         gate_up_tile(f, expert, place.panel, tile, sums);
@@ -183,20 +183,29 @@ void gate_up_stage(struct forward *f)
 
 /* ---- down -------------------------------------------------------------------------------------------------------- */
 
+/* A tile's intermediate from k on, as the kernel reads it. */
+static const uint16_t *intermediate_from(const struct forward *f, const struct kernel *kernel, const struct tile *tile,
+                                         int64_t k)
+{
+    const int64_t I = f->layer->I;
+    return kernel->convert ? (const uint16_t *)(const void *)forward_operand(f, kernel, tile, I, k)
+                           : f->intermediate + tile->first_row * I + k * tile->n_rows;
+}
+
 /* total [n_rows][PANEL_ROWS]: a tile's sums of each group of k, times its factor, added in ascending order. */
 static void down_tile(const struct forward *f, const struct active_expert *expert, const struct tile *tile,
                       int64_t panel, struct read_ahead *ahead, float *total)
 {
     const struct packed_matrix *matrix = &f->prepared->down;
     const uint8_t *weights = packed_panel(matrix, expert->l, panel);
-    const uint16_t *v = f->intermediate + tile->first_row * matrix->K;
+    const struct kernel *kernel = forward_kernel(f, expert);
     float sums[LARGE_TILE_TOKENS * PANEL_ROWS] __attribute__((aligned(64)));
     for (int64_t group = 0; group < f->n_groups; group++) {
         const int64_t k = group * f->group_size, left = matrix->K - k;
         const float *factor = f->intermediate_factor + tile->first_row * f->n_groups + group;
-        forward_kernel(f, expert)->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
-                                             (left < f->group_size ? left : f->group_size) / BLOCK_SIZE,
-                                             v + k * tile->n_rows, tile->n_rows, sums, ahead);
+        kernel->gemm_tile(weights + k / BLOCK_SIZE * PANEL_BLOCK_BYTES,
+                          (left < f->group_size ? left : f->group_size) / BLOCK_SIZE,
+                          intermediate_from(f, kernel, tile, k), tile->n_rows, sums, ahead);
         for (int32_t row = 0; row < tile->n_rows; row++)
             for (int32_t r = row * PANEL_ROWS; r < (row + 1) * PANEL_ROWS; r++) {
                 float scaled = sums[r] * factor[row * f->n_groups];
@@ -214,6 +223,7 @@ static void down_panel(struct forward *f, struct panel_place place, struct panel
     const int64_t n = width - first < PANEL_ROWS ? width - first : PANEL_ROWS;
     float total[LARGE_TILE_TOKENS * PANEL_ROWS], biased[PANEL_ROWS];
 
+    gather_intermediate(f, expert, reader->worker);
     for (int32_t i = 0; i < expert->n_tiles; i++) {
         const struct tile *tile = &f->tiles[expert->first_tile + i];
         if (i == expert->n_tiles - 1) panels_look_ahead(reader);
@@ -229,6 +239,7 @@ static void down_panel(struct forward *f, struct panel_place place, struct panel
 void down_stage(struct forward *f)
 {
     const int64_t n_panels = (f->layer->output_size + PANEL_ROWS - 1) / PANEL_ROWS; /* that reach into y */
+    gather_begin(f);
     combine_begin(f, n_panels);
     panels_run(f, down_panel, &f->prepared->down, n_panels);
 }

@@ -260,12 +260,17 @@ static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, cons
     }
 }
 
+static void convert_tile(const uint16_t *x, int64_t n_blocks, int32_t n_tokens, int32_t *tile)
+{
+    integers_avx2(x, n_blocks, n_tokens, DIGITS, n_tokens == 1, tile);
+}
+
 const struct kernel kernel_avx2_integers = {
     .name = "gemm_avx2_integers",
     .order = "x: exact blocks of integers, then what is none; intermediate: blocks of fma over k; scaled by fma",
     .isa = MOE4_ISA_AVX2,
     .tile_tokens = LARGE_TILE_TOKENS,
     .run = BLOCK_SIZE,
-    .block_words = INTEGER_WORDS,
-    .convert = integers_avx2,
+    .block_words = INTEGER_WORDS(DIGITS),
+    .convert = convert_tile,
     .gemm_tile = gemm_tile_avx2_integers};

@@ -1,6 +1,6 @@
-/* AVX-512 without BF16.  As gemm_avx512_bf16.c (weights decoded in registers, lanes are output rows, a block's sums
- * scaled at its end), but codes are looked up as f32, 16 rows of one k, and activations are widened to f32 a block at a
- * time. */
+/* AVX-512 without BF16 and VNNI.  As gemm_avx512_bf16.c (weights decoded in registers, lanes are output rows, a
+ * block's sums scaled at its end), but codes are looked up as f32, 16 rows of one k, and activations are widened to f32
+ * a block at a time. */
 #include <immintrin.h>
 
 #include "cpu/kernels/decode_avx512.h"

@@ -1,13 +1,14 @@
-/* x as integers, for kernels that multiply in 16 bits (gemm_avx2_integers.c).
+/* Activations as integers, for kernels that multiply integers of 16 or 8 bits.
  *
- * Of a row's block of 32 k most elements are integers of 15 bits and a sign times one power of two: a bf16 has 8
- * significant bits, so all that are at least 2^-7 of the largest are.  Their products with codes are added up exactly.
- * The others, the leftovers, are zeros there, and are multiplied one at a time, in f32: one in 40 to 100 of normally
- * distributed elements, infinities and NaN always.  (Of an intermediate it would be one in three.)
+ * A bf16 has 8 significant bits, so of a row's block of 32 k the larger elements are integers times one power of two:
+ * of x those that are at least 2^-7 of the largest, integers of 15 bits and a sign; of an intermediate, whose elements
+ * differ more, those that are at least 2^-14, LONG ones of 22 bits and a sign.  Their products with codes are added up
+ * exactly.  The others, the leftovers, are zeros there, and are multiplied one at a time, in f32: one in 40 to 100 of
+ * normally distributed elements, infinities and NaN always.
  *
  * A tile of n rows:
  *
- *   [K/32][n]   struct integer_row, or of a row alone struct digit_row
+ *   [K/32][n]   rows of a block, by pairs or by digits
  *   K/32 times how many leftovers the block has, and these: the even k after each other, then the odd ones */
 #ifndef MOE4_CPU_KERNELS_INTEGERS_H
 #define MOE4_CPU_KERNELS_INTEGERS_H
@@ -16,16 +17,21 @@
 
 #include "base/dims.h"
 
-enum { BLOCK_PAIRS = BLOCK_SIZE / 2 };
+enum {
+    BLOCK_PAIRS = BLOCK_SIZE / 2,
+    BLOCK_FOURS = BLOCK_SIZE / 4,
+    DIGITS = 2,      /* of an integer, or */
+    LONG_DIGITS = 3, /* of a long one */
+    LOW_BITS = 7     /* of long ones, that their pairs do not hold */
+};
 
-enum { BLOCK_FOURS = BLOCK_SIZE / 4, DIGITS = 2 };
-
+/* By pairs.  Long integers have 8 words more before their scale: their lowest bits, four k a word as below. */
 struct integer_row {
     int32_t pairs[BLOCK_PAIRS]; /* int16 of an even k in the low half, of the next in the high half */
     float scale;                /* half of what an integer 1 is worth */
 };
 
-/* Digits of 8 bits and sign, the low ones first. */
+/* By digits of 8 bits and sign, the low ones first; of long integers three instead of two. */
 struct digit_row {
     int32_t fours[DIGITS][BLOCK_FOURS]; /* k = 0 4 1 5 and 2 6 3 7 of every code line */
     int32_t starts[DIGITS];             /* -12 times their sums, of even and of odd halves: two int16 */
@@ -33,11 +39,9 @@ struct digit_row {
 };
 
 /* 32-bit words a row and block, and how many there are with leftovers at most. */
-enum {
-    INTEGER_ROW_WORDS = BLOCK_PAIRS + 1,
-    DIGIT_ROW_WORDS = BLOCK_PAIRS + DIGITS + 1,
-    INTEGER_WORDS = DIGIT_ROW_WORDS + 1 + BLOCK_SIZE
-};
+#define INTEGER_ROW_WORDS(n_digits) (BLOCK_PAIRS + ((n_digits) == LONG_DIGITS ? BLOCK_FOURS : 0) + 1)
+#define DIGIT_ROW_WORDS(n_digits)   ((BLOCK_FOURS + 1) * (n_digits) + 1)
+#define INTEGER_WORDS(n_digits)     (DIGIT_ROW_WORDS(n_digits) + 1 + BLOCK_SIZE)
 
 /* A leftover: bf16 in the high half, below it the row in the tile and k. */
 static inline uint32_t leftover(uint32_t bf16, int32_t row, int32_t k)
@@ -55,7 +59,7 @@ static inline int32_t leftover_k(uint32_t item)
     return (int32_t)(item & 31);
 }
 
-/* A tile of bf16, [n_blocks][n_rows][32], to INTEGER_WORDS * n_blocks * n_rows words at most. */
-void integers_avx2(const uint16_t *x, int64_t n_blocks, int32_t n_rows, int32_t *tile);
+/* A tile of bf16, [n_blocks][n_rows][32], to INTEGER_WORDS * n_blocks * n_rows words at most, by digits or by pairs. */
+void integers_avx2(const uint16_t *x, int64_t n_blocks, int32_t n_rows, int n_digits, int by_digits, int32_t *tile);
 
 #endif

@@ -1,6 +1,7 @@
 #include "cpu/kernels/integers.h"
 
 #include <immintrin.h>
+#include <string.h>
 
 #include "base/convert.h"
 #include "cpu/layout.h"
@@ -8,7 +9,8 @@
 enum {
     VECTORS = 4, /* of a block: its even k, then its odd k */
     LANES = 8,
-    TOP_BIT = 14,        /* of the largest integer */
+    TOP_BIT = 14,        /* of the largest integer, */
+    LONG_TOP_BIT = 21,   /* and of the largest long one */
     LEAST_EXPONENT = 40, /* smaller blocks are leftovers altogether, as their scale could be subnormal */
     FEW = 1              /* leftovers, with which a scale is good enough */
 };
@@ -40,20 +42,21 @@ static uint32_t largest_exponent(const struct block *b, uint32_t among)
     return (uint32_t)_mm_cvtsi128_si32(half) >> 23;
 }
 
-/* What an integer 1 is worth under a largest exponent, times 2^shift.  0 where leftovers are all that is not 0. */
-static float unit(uint32_t exponent, int32_t shift)
+/* What an integer 1 is worth under a largest exponent, which stands for bit `top`, times 2^shift.  0 where leftovers
+ * are all that is not 0. */
+static float unit(uint32_t exponent, int32_t top, int32_t shift)
 {
-    return exponent < LEAST_EXPONENT ? 0 : f32_from_bits((uint32_t)((int32_t)exponent - TOP_BIT + shift) << 23);
+    return exponent < LEAST_EXPONENT ? 0 : f32_from_bits((uint32_t)((int32_t)exponent - top + shift) << 23);
 }
 
-/* The elements over the unit of an exponent, where that is exact and not too large.  255 * 2^7 is: two digits from -128
- * to 127 do not make it. */
-static struct integers divide(const struct block *b, uint32_t exponent)
+/* The elements over the unit of an exponent, where that is exact and not too large.  255 * 2^(top-7) is: digits from
+ * -128 to 127 do not make it. */
+static struct integers divide(const struct block *b, uint32_t exponent, int32_t top)
 {
-    const uint32_t inverse = exponent < LEAST_EXPONENT ? 0 : (2 * 127 + TOP_BIT - exponent) << 23;
-    const __m256 one = _mm256_set1_ps(unit(exponent, 0)), factor = _mm256_set1_ps(f32_from_bits(inverse));
+    const uint32_t inverse = exponent < LEAST_EXPONENT ? 0 : (2 * 127 + (uint32_t)top - exponent) << 23;
+    const __m256 one = _mm256_set1_ps(unit(exponent, top, 0)), factor = _mm256_set1_ps(f32_from_bits(inverse));
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX)),
-                 limit = _mm256_set1_ps(255 << (TOP_BIT - 7));
+                 limit = _mm256_set1_ps((float)(255 << (top - 7)));
     struct integers q = {.leftovers = 0};
     for (int v = 0; v < VECTORS; v++) {
         const __m256 y = _mm256_mul_ps(b->x[v], factor);
@@ -92,33 +95,34 @@ static void store_words(int32_t *words, __m256i v)
     _mm256_storeu_si256((__m256i *)(void *)words, v);
 }
 
-static void store_digits(struct integers q, uint32_t exponent, struct digit_row *row)
+static void store_digits(struct integers q, int n_digits, int32_t *row)
 {
-    for (int d = 0; d < DIGITS; d++) {
+    for (int d = 0; d < n_digits; d++) {
         const __m256i fours = pack_fours(q.of);
         const __m256i products = _mm256_maddubs_epi16(_mm256_set1_epi8(12), fours);
-        store_words(row->fours[d], fours);
-        row->starts[d] = add_words(_mm256_sub_epi16(_mm256_setzero_si256(), products));
+        store_words(row + d * BLOCK_FOURS, fours);
+        row[n_digits * BLOCK_FOURS + d] = add_words(_mm256_sub_epi16(_mm256_setzero_si256(), products));
         for (int v = 0; v < VECTORS; v++) /* of what is more than the digit, which may be negative */
             q.of[v] = _mm256_srai_epi32(_mm256_add_epi32(q.of[v], _mm256_set1_epi32(128)), 8);
     }
-    row->scale = unit(exponent, -1);
 }
 
-static void store_row(const struct integers *q, uint32_t exponent, struct integer_row *row)
+static void store_pairs(const struct integers *q, int n_digits, int32_t *row)
 {
     const __m256i low = _mm256_set1_epi32(0xFFFF);
+    const int shift = n_digits == LONG_DIGITS ? LOW_BITS : 0;
     for (int v = 0; v < VECTORS / 2; v++) {
-        const __m256i even = _mm256_and_si256(q->of[v], low), odd = _mm256_slli_epi32(q->of[v + VECTORS / 2], 16);
-        store_words(row->pairs + v * LANES, _mm256_or_si256(even, odd));
+        const __m256i even = _mm256_srai_epi32(q->of[v], shift), odd = _mm256_srai_epi32(q->of[v + VECTORS / 2], shift);
+        store_words(row + v * LANES, _mm256_or_si256(_mm256_and_si256(even, low), _mm256_slli_epi32(odd, 16)));
     }
-    row->scale = unit(exponent, -1);
+    if (n_digits == LONG_DIGITS)
+        store_words(row + BLOCK_PAIRS, _mm256_and_si256(pack_fours(q->of), _mm256_set1_epi8((1 << LOW_BITS) - 1)));
 }
 
-/* A row's block to one or the other.  Returns a bit for every leftover: those of the even k, then those of the odd
- * ones. */
-static uint32_t convert_block(const uint16_t x[BLOCK_SIZE], struct digit_row *digits, struct integer_row *row)
+/* A row's block.  Returns a bit for every leftover: those of the even k, then those of the odd ones. */
+static uint32_t convert_block(const uint16_t x[BLOCK_SIZE], int n_digits, int by_digits, int32_t *row)
 {
+    const int32_t top = n_digits == LONG_DIGITS ? LONG_TOP_BIT : TOP_BIT;
     struct block b;
     for (int v = 0; v < VECTORS / 2; v++) {
         __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)(x + v * PAIR * LANES));
@@ -126,16 +130,18 @@ static uint32_t convert_block(const uint16_t x[BLOCK_SIZE], struct digit_row *di
         b.x[v + VECTORS / 2] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
     }
     uint32_t exponent = largest_exponent(&b, UINT32_MAX);
-    struct integers q = divide(&b, exponent);
+    struct integers q = divide(&b, exponent, top);
     if (__builtin_popcount(q.leftovers) > FEW) { /* perhaps it is the largest that stand apart */
         const uint32_t next = largest_exponent(&b, q.leftovers);
-        const struct integers other = divide(&b, next);
+        const struct integers other = divide(&b, next, top);
         if (__builtin_popcount(other.leftovers) < __builtin_popcount(q.leftovers)) q = other, exponent = next;
     }
-    if (digits)
-        store_digits(q, exponent, digits);
+    if (by_digits)
+        store_digits(q, n_digits, row);
     else
-        store_row(&q, exponent, row);
+        store_pairs(&q, n_digits, row);
+    const float scale = unit(exponent, top, -1);
+    memcpy(row + (by_digits ? DIGIT_ROW_WORDS(n_digits) : INTEGER_ROW_WORDS(n_digits)) - 1, &scale, sizeof scale);
     return q.leftovers;
 }
 
@@ -152,15 +158,14 @@ static int32_t *list_leftovers(const uint16_t *x, int32_t n_rows, const uint32_t
     return list;
 }
 
-void integers_avx2(const uint16_t *x, int64_t n_blocks, int32_t n_rows, int32_t *tile)
+void integers_avx2(const uint16_t *x, int64_t n_blocks, int32_t n_rows, int n_digits, int by_digits, int32_t *tile)
 {
-    struct digit_row *digits = n_rows == 1 ? (struct digit_row *)(void *)tile : NULL;
-    struct integer_row *rows = (struct integer_row *)(void *)tile;
-    int32_t *list = tile + (n_rows == 1 ? DIGIT_ROW_WORDS : INTEGER_ROW_WORDS * n_rows) * n_blocks;
-    for (int64_t b = 0; b < n_blocks; b++, x += BLOCK_SIZE * n_rows, rows += n_rows) {
+    const int32_t row_words = by_digits ? DIGIT_ROW_WORDS(n_digits) : INTEGER_ROW_WORDS(n_digits);
+    int32_t *list = tile + row_words * n_rows * n_blocks;
+    for (int64_t b = 0; b < n_blocks; b++, x += BLOCK_SIZE * n_rows) {
         uint32_t leftovers[LARGE_TILE_TOKENS];
-        for (int32_t row = 0; row < n_rows; row++)
-            leftovers[row] = convert_block(x + row * BLOCK_SIZE, digits ? digits + b : NULL, &rows[row]);
+        for (int32_t row = 0; row < n_rows; row++, tile += row_words)
+            leftovers[row] = convert_block(x + row * BLOCK_SIZE, n_digits, by_digits, tile);
         int32_t *end = list_leftovers(x, n_rows, leftovers, list + 1);
         *list = (int32_t)(end - list) - 1;
         list = end;

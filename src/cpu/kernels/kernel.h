@@ -41,7 +41,8 @@ struct kernel {
 };
 
 extern const struct kernel kernel_c;
-extern const struct kernel kernel_avx2, kernel_avx2_integers, kernel_avx512, kernel_avx512_bf16, kernel_amx; /* x86 */
+extern const struct kernel kernel_avx2, kernel_avx2_integers, kernel_avx512, kernel_avx512_vnni, kernel_avx512_vnni_x,
+    kernel_avx512_bf16, kernel_amx;                       /* x86 */
 extern const struct kernel kernel_neon, kernel_neon_bf16; /* aarch64 */
 extern const struct kernel kernel_int8_c;
 extern const struct kernel kernel_int8_avx2, kernel_int8_avx512_vnni; /* x86 */

@@ -4,7 +4,7 @@
 /* Best first.  The portable kernel is last: it runs everywhere and holds every scale exactly. */
 static const struct kernel *const kernels[] = {
 #if defined(__x86_64__)
-    &kernel_amx, &kernel_avx512_bf16, &kernel_avx512, &kernel_avx2,
+    &kernel_amx, &kernel_avx512_bf16, &kernel_avx512_vnni, &kernel_avx512, &kernel_avx2,
 #elif defined(__aarch64__)
     &kernel_neon_bf16,
     &kernel_neon,
