@@ -110,7 +110,7 @@ static void multiply_few(const uint8_t *panel, int64_t n_blocks, const uint16_t 
 {
     const __m512i table = raised_table();
     weights_tile weights[2][SUBTILES];
-    uintptr_t at = ahead->at;
+    struct line_pair pair = ahead->pair;
     configure(n_tokens, n_tokens);
     _tile_zero(0);
     _tile_zero(1);
@@ -120,26 +120,27 @@ static void multiply_few(const uint8_t *panel, int64_t n_blocks, const uint16_t 
     for (int64_t b = 0; b < n_blocks; b++, x += BLOCK_SIZE * n_tokens) {
         weights_tile *const now = weights[b % 2], *const next = weights[1 - b % 2];
         if (b + 1 < n_blocks) panel += PANEL_BLOCK_BYTES; /* the last is decoded again, for nothing */
-        at = read_lines(read_on(ahead, at), 1);
+        read_on(ahead, &pair);
+        read_pairs(&pair, 1);
         LOAD_TILE(TOKENS, x);
         LOAD_TILE(WEIGHTS, now[0]);
         _tile_dpbf16ps(0, TOKENS, WEIGHTS);
-        at = read_lines(at, LINES);
+        read_pairs(&pair, 2);
         decode_subtile(panel, 0, table, next[0]);
         LOAD_TILE(OTHER_WEIGHTS, now[1]);
         _tile_dpbf16ps(1, TOKENS, OTHER_WEIGHTS);
-        at = read_lines(at, LINES);
+        read_pairs(&pair, 2);
         decode_subtile(panel, 1, table, next[1]);
         LOAD_TILE(WEIGHTS, now[2]);
         _tile_dpbf16ps(2, TOKENS, WEIGHTS);
-        at = read_lines(at, LINES);
+        read_pairs(&pair, 2);
         decode_subtile(panel, 2, table, next[2]);
         LOAD_TILE(OTHER_WEIGHTS, now[3]);
         _tile_dpbf16ps(3, TOKENS, OTHER_WEIGHTS);
-        at = read_lines(at, LINES);
+        read_pairs(&pair, 2);
         decode_subtile(panel, 3, table, next[3]);
     }
-    ahead->at = at;
+    ahead->pair = pair;
     _tile_stored(0, sums, SUMS_BYTES);
     _tile_stored(1, sums + SUBTILE_ROWS, SUMS_BYTES);
     _tile_stored(2, sums + 2 * SUBTILE_ROWS, SUMS_BYTES);
@@ -152,7 +153,7 @@ static void multiply_many(const uint8_t *panel, int64_t n_blocks, const uint16_t
 {
     const __m512i table = raised_table();
     weights_tile weights[2][2];
-    uintptr_t at = ahead->at;
+    struct line_pair pair = ahead->pair;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -161,21 +162,22 @@ static void multiply_many(const uint8_t *panel, int64_t n_blocks, const uint16_t
     for (int64_t b = 0; b < n_blocks; b++, x += BLOCK_SIZE * n_tokens) {
         weights_tile *const now = weights[b % 2], *const next = weights[1 - b % 2];
         if (b + 1 < n_blocks) panel += PANEL_BLOCK_BYTES;
-        at = read_lines(read_on(ahead, at), 1);
+        read_on(ahead, &pair);
+        read_pairs(&pair, 1);
         LOAD_TILE(TOKENS, x);
         LOAD_TILE(WEIGHTS, now[0]);
         _tile_dpbf16ps(0, TOKENS, WEIGHTS);
         LOAD_TILE(OTHER_TOKENS, x + BLOCK_SIZE * first);
         _tile_dpbf16ps(2, OTHER_TOKENS, WEIGHTS);
-        at = read_lines(at, lines_ahead(2));
+        read_pairs(&pair, 2);
         decode_subtile(panel, subtile, table, next[0]);
         LOAD_TILE(OTHER_WEIGHTS, now[1]);
         _tile_dpbf16ps(1, TOKENS, OTHER_WEIGHTS);
         _tile_dpbf16ps(3, OTHER_TOKENS, OTHER_WEIGHTS);
-        at = read_lines(at, lines_ahead(2));
+        read_pairs(&pair, 2);
         decode_subtile(panel, subtile + 1, table, next[1]);
     }
-    ahead->at = at;
+    ahead->pair = pair;
     sums += subtile * SUBTILE_ROWS;
     _tile_stored(0, sums, SUMS_BYTES);
     _tile_stored(1, sums + SUBTILE_ROWS, SUMS_BYTES);

@@ -44,21 +44,21 @@ static inline void decode_line(const __m256i *codes, k_weights *w)
     decode_two(_mm256_srli_epi16(odd, 4), w + 3, w + 7);
 }
 
-/* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
- * behind requests for all of it. */
-APART void decode_block(const uint8_t *block, uintptr_t at, subtile_weights weights[SUBTILES],
+/* Meanwhile asks for as much of what comes: a pair of lines at a time, since the codes come from the second level, and
+ * would wait behind requests for all of it. */
+APART void decode_block(const uint8_t *block, struct line_pair ahead, subtile_weights weights[SUBTILES],
                         uint8_t scales[PANEL_ROWS])
 {
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
     const __m256i *vectors = (const __m256i *)block;
-    at = read_lines(at, 1);
+    read_pairs(&ahead, 1);
     for (int i = 0; i < PANEL_ROWS / 32; i++)
         _mm256_store_si256((__m256i *)scales + i, _mm256_shuffle_epi8(_mm256_load_si256(vectors + i), order));
     vectors += 2;
     for (int s = 0; s < SUBTILES; s++)
         for (int line = 0; line < LINES; line++, vectors += 2) {
-            at = read_lines(at, 1);
+            read_pairs(&ahead, line % 2);
             decode_line(vectors, weights[s] + line * LINE_K);
         }
 }
@@ -185,10 +185,9 @@ static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_
     struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        const uintptr_t at = read_on(ahead, ahead->at);
-        ahead->at = at + PANEL_BLOCK_BYTES;
+        const struct line_pair pair = read_block(ahead);
         widen_block(x, n_tokens, &wide);
-        decode_block(panel, at, weights, scales);
+        decode_block(panel, pair, weights, scales);
         for (int32_t first = 0, n; first < n_tokens; first += n) {
             n = group_of(n_tokens - first);
             multiply_group[n](weights, scales, wide.even + first, wide.odd + first, n_tokens,

@@ -38,13 +38,13 @@ static inline void decode_pairs(const uint8_t *codes, __m256i w[LINE_PAIRS])
     w[3] = _mm256_maddubs_epi16(high_byte, b);
 }
 
-/* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
- * behind requests for all of it. */
-APART void decode_block(const uint8_t *codes, uintptr_t at, subtile_weights weights[SUBTILES])
+/* Meanwhile asks for as much of what comes: a pair of lines at a time, since the codes come from the second level, and
+ * would wait behind requests for all of it. */
+APART void decode_block(const uint8_t *codes, struct line_pair ahead, subtile_weights weights[SUBTILES])
 {
     for (int s = 0; s < SUBTILES; s++)
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
-            at = read_lines(at, 1);
+            read_pairs(&ahead, line % 2);
             for (int h = 0; h < HALVES; h++) {
                 __m256i w[LINE_PAIRS];
                 decode_pairs(codes + h * LINE_BYTES / HALVES, w);
@@ -98,7 +98,7 @@ APART void multiply(const subtile_weights *weights, panel_scales scales, const s
 }
 
 /* The same for several tokens, from codes.  Always inlined with their number. */
-static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, uintptr_t at,
+static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, struct line_pair ahead,
                                                                  panel_scales scales, const struct integer_row *x,
                                                                  const int n_tokens, float *sums)
 {
@@ -107,7 +107,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
         UNROLL
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
             __m256i w[HALVES][LINE_PAIRS];
-            at = read_lines(at, 1);
+            read_pairs(&ahead, line % 2);
             __asm__ volatile("" ::: "memory"); /* else gcc asks for all of a subtile's lines at once */
             for (int h = 0; h < HALVES; h++) decode_pairs(codes + h * LINE_BYTES / HALVES, w[h]);
             UNROLL
@@ -125,10 +125,10 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
     }
 }
 
-APART void multiply_two(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
+APART void multiply_two(const uint8_t *codes, struct line_pair ahead, panel_scales scales, const struct integer_row *x,
                         float *sums)
 {
-    multiply_codes(codes, at, scales, x, 2, sums);
+    multiply_codes(codes, ahead, scales, x, 2, sums);
 }
 
 /* sum[digit] += four k of 8 rows times those of a token. */
@@ -146,14 +146,15 @@ static inline __attribute__((always_inline)) void multiply_four(__m256i sum[DIGI
 }
 
 /* sums[64 rows] += a block times one token: 32 rows at a time, whose sums stay in registers. */
-APART void multiply_one(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct digit_row *x, float *sums)
+APART void multiply_one(const uint8_t *codes, struct line_pair ahead, panel_scales scales, const struct digit_row *x,
+                        float *sums)
 {
     enum { TWO_SUBTILES = 2 * HALVES };
     for (int s = 0; s < SUBTILES; s += 2, codes += 2 * SUBTILE_BYTES, sums += 2 * SUBTILE_ROWS) {
         __m256i block[TWO_SUBTILES][DIGITS];
         UNROLL
         for (int line = 0; line < LINES; line++) {
-            at = read_lines(at, 2);
+            read_pairs(&ahead, 1);
             __asm__ volatile("" ::: "memory"); /* else gcc asks for all lines at once */
             UNROLL
             for (int j = 0; j < TWO_SUBTILES; j++) {
@@ -224,11 +225,12 @@ APART void multiply_leftover_codes(const uint8_t *codes, panel_scales scales, co
     }
 }
 
-static void multiply_block(const uint8_t *codes, uintptr_t at, panel_scales scales, const struct integer_row *x,
-                           int32_t n_tokens, const int32_t *list, int32_t n_left, float *sums)
+static void multiply_block(const uint8_t *codes, struct line_pair ahead, panel_scales scales,
+                           const struct integer_row *x, int32_t n_tokens, const int32_t *list, int32_t n_left,
+                           float *sums)
 {
     subtile_weights weights[SUBTILES];
-    decode_block(codes, at, weights);
+    decode_block(codes, ahead, weights);
     for (int32_t t = 0; t < n_tokens; t++)
         multiply((const subtile_weights *)weights, scales, x + t, sums + t * PANEL_ROWS);
     multiply_leftovers((const subtile_weights *)weights, scales, list, n_left, sums);
@@ -245,16 +247,16 @@ static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, cons
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, rows += n_tokens) {
         const uint8_t *codes = panel + CODES_OFFSET;
-        const uintptr_t at = read_lines(read_on(ahead, ahead->at), 1);
+        struct line_pair pair = read_block(ahead);
+        read_pairs(&pair, 1);
         const int32_t n_left = *list++;
-        ahead->at = at + PANEL_BLOCK_BYTES - LINE_BYTES;
         decode_scales(panel, scales);
         if (n_tokens == 1)
-            multiply_one(codes, at, scales, &digits[b], sums);
+            multiply_one(codes, pair, scales, &digits[b], sums);
         else if (n_tokens == 2)
-            multiply_two(codes, at, scales, rows, sums);
+            multiply_two(codes, pair, scales, rows, sums);
         else
-            multiply_block(codes, at, scales, rows, n_tokens, list, n_left, sums);
+            multiply_block(codes, pair, scales, rows, n_tokens, list, n_left, sums);
         if (n_tokens <= FEW_TOKENS && n_left) multiply_leftover_codes(codes, scales, list, n_left, sums);
         list += n_left;
     }

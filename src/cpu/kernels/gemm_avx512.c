@@ -41,13 +41,14 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
 {
     const __m512 table = f32_table();
     const uint8_t *const end = panel + n_blocks * PANEL_BLOCK_BYTES;
-    uintptr_t at = ahead->at;
+    struct line_pair pair = ahead->pair;
     struct wide_block wide;
     __m512 sum[4][TILE_TOKENS];
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
     for (; panel < end; panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        at = read_lines(read_on(ahead, at), 1);
+        read_on(ahead, &pair);
+        read_pairs(&pair, 1);
         if (n_tokens == 1) prefetch_near(panel, 0, 1);
         widen_block(x, n_tokens, &wide);
         const uint8_t *codes = panel + CODES_OFFSET + first * SUBTILE_BYTES;
@@ -57,7 +58,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
         UNROLL
         for (int line = 0; line < LINES; line++) {
             __m512i packed[4];
-            at = read_lines(at, lines_ahead(n_sub));
+            read_pairs(&pair, pairs_ahead(n_sub, line));
             if (n_tokens == 1) prefetch_near(panel, 1 + line * LINES, LINES);
             for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES + line * LINE_BYTES);
             UNROLL
@@ -76,7 +77,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
             for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_fmadd_ps(block[s][t], scales, sum[s][t]);
         }
     }
-    ahead->at = at;
+    ahead->pair = pair;
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++)
             _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);

@@ -35,7 +35,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
 {
     const __m512i table = decode_table();
     const uint8_t *const end = panel + n_blocks * PANEL_BLOCK_BYTES;
-    uintptr_t at = ahead->at;
+    struct line_pair pair = ahead->pair;
     __m512 sum[4][TILE_TOKENS];
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++) sum[s][t] = _mm512_setzero_ps();
@@ -44,12 +44,13 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
         __m512 block[4][TILE_TOKENS];
         for (int s = 0; s < n_sub; s++)
             for (int t = 0; t < n_tokens; t++) block[s][t] = _mm512_setzero_ps();
-        at = read_lines(read_on(ahead, at), 1);
+        read_on(ahead, &pair);
+        read_pairs(&pair, 1);
         if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 0, 1);
         UNROLL
         for (int line = 0; line < LINES; line++) {
             __m512i packed[4];
-            at = read_lines(at, lines_ahead(n_sub));
+            read_pairs(&pair, pairs_ahead(n_sub, line));
             if (n_tokens <= FEW_TOKENS) prefetch_near(panel, 1 + line * LINES, LINES);
             for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES + line * LINE_BYTES);
             UNROLL
@@ -76,7 +77,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
                                                                             : _mm512_scalef_ps(block[s][t], scale));
         }
     }
-    ahead->at = at;
+    ahead->pair = pair;
     for (int s = 0; s < n_sub; s++)
         for (int t = 0; t < n_tokens; t++)
             _mm512_store_ps(sums + t * PANEL_ROWS + (first + s) * SUBTILE_ROWS, sum[s][t]);

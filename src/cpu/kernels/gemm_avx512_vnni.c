@@ -82,7 +82,7 @@ INLINE __m512i add_digits(const __m512i sums[LONG_DIGITS], const int n_digits)
 }
 
 /* sums[n_tokens][16 n_sub rows] += a block of n_sub subtiles times tokens. */
-INLINE void multiply_subtiles(const uint8_t *codes, uintptr_t at, const __m512 *scales, const int32_t *rows,
+INLINE void multiply_subtiles(const uint8_t *codes, struct line_pair ahead, const __m512 *scales, const int32_t *rows,
                               const int n_tokens, const int n_digits, const int n_sub, float *sums)
 {
     const int words = DIGIT_ROW_WORDS(n_digits);
@@ -100,7 +100,7 @@ INLINE void multiply_subtiles(const uint8_t *codes, uintptr_t at, const __m512 *
 #pragma GCC unroll 1
     for (int line = 0; line < LINES; line++, codes += LINE_BYTES, x += LINE_FOURS) {
         __m512i packed[SUBTILES];
-        at = read_lines(at, n_sub);
+        read_pairs(&ahead, n_sub / 2);
         for (int s = 0; s < n_sub; s++) packed[s] = load_line(codes + s * SUBTILE_BYTES);
         UNROLL
         for (int j = 0; j < LINE_FOURS; j++)
@@ -120,15 +120,16 @@ INLINE void multiply_subtiles(const uint8_t *codes, uintptr_t at, const __m512 *
     }
 }
 
-typedef void few_fn(const uint8_t *codes, uintptr_t at, const __m512 *scales, const int32_t *rows, float *sums);
+typedef void few_fn(const uint8_t *codes, struct line_pair ahead, const __m512 *scales, const int32_t *rows,
+                    float *sums);
 
 #define FEW(N, N_DIGITS)                                                                                               \
-    APART void few_##N##_##N_DIGITS(const uint8_t *codes, uintptr_t at, const __m512 *scales, const int32_t *rows,     \
-                                    float *sums)                                                                       \
+    APART void few_##N##_##N_DIGITS(const uint8_t *codes, struct line_pair ahead, const __m512 *scales,                \
+                                    const int32_t *rows, float *sums)                                                  \
     {                                                                                                                  \
         enum { N_SUB = 4 * N * N_DIGITS <= FEW_SUMS ? 4 : 2 };                                                         \
-        for (int s = 0; s < SUBTILES; s += N_SUB, at += N_SUB * SUBTILE_BYTES)                                         \
-            multiply_subtiles(codes + s * SUBTILE_BYTES, at, scales + s, rows, N, N_DIGITS, N_SUB,                     \
+        for (int s = 0; s < SUBTILES; s += N_SUB, ahead.at += N_SUB * SUBTILE_BYTES / 2)                               \
+            multiply_subtiles(codes + s * SUBTILE_BYTES, ahead, scales + s, rows, N, N_DIGITS, N_SUB,                  \
                               sums + s * SUBTILE_ROWS);                                                                \
     }
 FEW(1, 2)
@@ -151,8 +152,8 @@ struct weights {
     __m512i fours[BLOCK_FOURS][SUBTILES]; /* of 8 bits */
 };
 
-/* Meanwhile asks for as much from `at` on. */
-INLINE void decode_block(const uint8_t *codes, uintptr_t at, const int n_digits, struct weights *weights)
+/* Meanwhile asks for as much of what comes. */
+INLINE void decode_block(const uint8_t *codes, struct line_pair ahead, const int n_digits, struct weights *weights)
 {
     const __m512i table =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
@@ -160,7 +161,7 @@ INLINE void decode_block(const uint8_t *codes, uintptr_t at, const int n_digits,
     for (int s = 0; s < SUBTILES; s++)
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
             const __m512i packed = load_line(codes);
-            at = read_lines(at, 1);
+            read_pairs(&ahead, line % 2);
             for (int j = 0; j < LINE_FOURS; j++) {
                 const __m512i w = decode_half(packed, j, table);
                 weights->pairs[line * LINE_PAIRS + j][s] = _mm512_maddubs_epi16(low_byte, w);
@@ -246,11 +247,11 @@ static int32_t group_of(int32_t n_tokens)
     return n_tokens <= GROUP_TOKENS ? n_tokens : n_tokens < 2 * GROUP_TOKENS ? (n_tokens + 1) / 2 : GROUP_TOKENS;
 }
 
-INLINE void multiply_block(const uint8_t *codes, uintptr_t at, const __m512 *scales, const int32_t *rows,
+INLINE void multiply_block(const uint8_t *codes, struct line_pair ahead, const __m512 *scales, const int32_t *rows,
                            int32_t n_tokens, const int n_digits, float *sums)
 {
     struct weights weights;
-    decode_block(codes, at, n_digits, &weights);
+    decode_block(codes, ahead, n_digits, &weights);
     for (int32_t first = 0, n; first < n_tokens; first += n) {
         n = group_of(n_tokens - first);
         groups[n_digits][n](&weights, scales, rows + first * INTEGER_ROW_WORDS(n_digits), sums + first * PANEL_ROWS);
@@ -290,14 +291,14 @@ INLINE void gemm_tile(const uint8_t *panel, int64_t n_blocks, const int32_t *row
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, rows += block_words) {
         const uint8_t *codes = panel + CODES_OFFSET;
-        const uintptr_t at = read_lines(read_on(ahead, ahead->at), 1);
+        struct line_pair pair = read_block(ahead);
         const int32_t n_left = *list++;
-        ahead->at = at + PANEL_BLOCK_BYTES - LINE_BYTES;
+        read_pairs(&pair, 1);
         for (int s = 0; s < SUBTILES; s++) scales[s] = load_scales(panel + s * SUBTILE_ROWS);
         if (is_few)
-            few[n_digits][n_tokens](codes, at, scales, rows, sums);
+            few[n_digits][n_tokens](codes, pair, scales, rows, sums);
         else
-            multiply_block(codes, at, scales, rows, n_tokens, n_digits, sums);
+            multiply_block(codes, pair, scales, rows, n_tokens, n_digits, sums);
         if (n_left) multiply_leftovers(codes, scales, list, n_left, sums);
         list += n_left;
     }

@@ -20,13 +20,13 @@ enum { FEW_TOKENS = 3, GROUP_TOKENS = 6 };
 /* 2w + 12 of 16 rows in a block, four k a lane. */
 typedef __m256i subtile_weights[INT8_CODE_WORDS][HALVES];
 
-/* Meanwhile asks for as much from `at` on: a line at a time, since the codes come from the second level, and would wait
- * behind requests for all of it. */
-APART void decode_block(const uint8_t *codes, uintptr_t at, subtile_weights weights[SUBTILES])
+/* Meanwhile asks for as much of what comes: a pair of lines at a time, since the codes come from the second level, and
+ * would wait behind requests for all of it. */
+APART void decode_block(const uint8_t *codes, struct line_pair ahead, subtile_weights weights[SUBTILES])
 {
     for (int s = 0; s < SUBTILES; s++)
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
-            at = read_lines(at, 1);
+            read_pairs(&ahead, line % 2);
             for (int h = 0; h < HALVES; h++)
                 decode_half_line(codes + h * LINE_BYTES / HALVES, &weights[s][2 * line][h],
                                  &weights[s][2 * line + 1][h]);
@@ -106,7 +106,7 @@ static inline __attribute__((always_inline)) void multiply(const subtile_weights
 }
 
 /* The same of all of a tile, from codes. */
-static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, uintptr_t at,
+static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *codes, struct line_pair ahead,
                                                                  panel_scales half_scales, const int32_t *x,
                                                                  const int n_tokens, float *sums)
 {
@@ -116,7 +116,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
         UNROLL
         for (int line = 0; line < LINES; line++, codes += LINE_BYTES) {
             const int32_t *word = x + 2 * line * n_tokens;
-            at = read_lines(at, 1);
+            read_pairs(&ahead, line % 2);
             UNROLL
             for (int h = 0; h < HALVES; h++) {
                 __m256i first, second;
@@ -133,16 +133,16 @@ static inline __attribute__((always_inline)) void multiply_codes(const uint8_t *
 }
 
 #define MULTIPLY_FEW(N)                                                                                                \
-    APART void multiply_few_##N(const uint8_t *codes, uintptr_t at, panel_scales half_scales, const int32_t *x,        \
-                                float *sums)                                                                           \
+    APART void multiply_few_##N(const uint8_t *codes, struct line_pair ahead, panel_scales half_scales,                \
+                                const int32_t *x, float *sums)                                                         \
     {                                                                                                                  \
-        multiply_codes(codes, at, half_scales, x, N, sums);                                                            \
+        multiply_codes(codes, ahead, half_scales, x, N, sums);                                                         \
     }
 MULTIPLY_FEW(1)
 MULTIPLY_FEW(2)
 MULTIPLY_FEW(3)
 
-static void (*const multiply_few[])(const uint8_t *, uintptr_t, panel_scales, const int32_t *,
+static void (*const multiply_few[])(const uint8_t *, struct line_pair, panel_scales, const int32_t *,
                                     float *) = {NULL, multiply_few_1, multiply_few_2, multiply_few_3};
 
 #define MULTIPLY_GROUP(N)                                                                                              \
@@ -159,12 +159,12 @@ MULTIPLY_GROUP(6)
 static void (*const multiply_group[])(const subtile_weights *, panel_scales, const int32_t *, int32_t,
                                       float *) = {NULL, NULL, NULL, multiply_3, multiply_4, multiply_5, multiply_6};
 
-static void multiply_block(const uint8_t *codes, uintptr_t at, panel_scales half_scales, const int32_t *x,
+static void multiply_block(const uint8_t *codes, struct line_pair ahead, panel_scales half_scales, const int32_t *x,
                            int32_t n_tokens, float *sums)
 {
     subtile_weights weights[SUBTILES];
     const int32_t n_groups = (n_tokens + GROUP_TOKENS - 1) / GROUP_TOKENS; /* of nearly equal size */
-    decode_block(codes, at, weights);
+    decode_block(codes, ahead, weights);
     for (int32_t g = 0; g < n_groups; g++) {
         const int32_t first = n_tokens * g / n_groups, last = n_tokens * (g + 1) / n_groups;
         multiply_group[last - first]((const subtile_weights *)weights, half_scales, x + first, n_tokens,
@@ -180,13 +180,13 @@ static void gemm_tile_int8_avx2(const uint8_t *panel, int64_t n_blocks, const ui
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, words += INT8_BLOCK_WORDS * n_tokens) {
         const uint8_t *codes = panel + CODES_OFFSET;
-        const uintptr_t at = read_lines(read_on(ahead, ahead->at), 1);
-        ahead->at = at + PANEL_BLOCK_BYTES - LINE_BYTES;
+        struct line_pair pair = read_block(ahead);
+        read_pairs(&pair, 1);
         decode_scales(panel, half_scales);
         if (n_tokens <= FEW_TOKENS)
-            multiply_few[n_tokens](codes, at, half_scales, words, sums);
+            multiply_few[n_tokens](codes, pair, half_scales, words, sums);
         else
-            multiply_block(codes, at, half_scales, words, n_tokens, sums);
+            multiply_block(codes, pair, half_scales, words, n_tokens, sums);
     }
 }
 

@@ -10,32 +10,40 @@
 
 enum { PREFETCH_NEAR = 2 }; /* blocks ahead of their use that lines are brought from the second level to the first */
 
-/* Asks for n lines from `at` on; where to go on.  Into the second level: the first alone can have few misses
- * outstanding, and lines for it would take them all up (25 % slower).  Best a few at a time, between other work, for
- * the same reason.  Always inlined: gcc 12 drops calls that only prefetch. */
-static inline __attribute__((always_inline)) uintptr_t read_lines(uintptr_t at, int n)
+/* Asks for n pairs of lines.  Into the second level: the first alone can have few misses outstanding, and lines for it
+ * would take them all up (25 % slower).  Best a few at a time, between other work, for the same reason.  Always
+ * inlined: gcc 12 drops calls that only prefetch. */
+static inline __attribute__((always_inline)) void read_pairs(struct line_pair *pair, int n)
 {
-    for (int i = 0; i < n; i++, at += LINE_BYTES) _mm_prefetch((const char *)at, _MM_HINT_T1);
-    return at;
+    for (int i = 0; i < n; i++, pair->at += LINE_BYTES) {
+        _mm_prefetch((const char *)pair->at, _MM_HINT_T1);
+        _mm_prefetch((const char *)(pair->at + pair->apart), _MM_HINT_T1);
+    }
 }
 
-/* Lines that a pass over n_sub of a panel's subtiles asks for between two code lines, beside one a block: those that
- * are used up, or where a panel takes several passes, somewhat more. */
-static inline int lines_ahead(int n_sub)
+/* How many a block takes, which is 17 lines, and of these a pass over n_sub of a panel's subtiles at each of a block's
+ * four code lines, beside one at its beginning; somewhat more where a panel takes several passes. */
+enum { BLOCK_READ_PAIRS = 9 };
+static inline int pairs_ahead(int n_sub, int line)
 {
-    return n_sub == 4 ? 4 : n_sub + 1;
+    return n_sub == 4 ? 2 : n_sub == 2 ? 1 : line % 2;
 }
 
 /* Once a block: what follows the run that ends. */
-static inline __attribute__((always_inline)) uintptr_t read_on(struct read_ahead *ahead, uintptr_t at)
+static inline __attribute__((always_inline)) void read_on(struct read_ahead *ahead, struct line_pair *pair)
 {
-    return at < ahead->end ? at : read_ahead_turn(ahead);
+    if (pair->at < ahead->run_end) return;
+    read_ahead_turn(ahead);
+    *pair = ahead->pair;
 }
 
-/* As much as a block, for kernels that take one at a time. */
-static inline __attribute__((always_inline)) void read_block(struct read_ahead *ahead)
+/* The pairs that a block asks for, for kernels that take one at a time. */
+static inline struct line_pair read_block(struct read_ahead *ahead)
 {
-    ahead->at = read_lines(read_on(ahead, ahead->at), PANEL_BLOCK_BYTES / LINE_BYTES);
+    read_on(ahead, &ahead->pair);
+    const struct line_pair pair = ahead->pair;
+    ahead->pair.at += BLOCK_READ_PAIRS * LINE_BYTES;
+    return pair;
 }
 
 /* Lines first .. first+n-1 of the block that comes up soon, to the first level: with few tokens to multiply, nothing
