@@ -81,7 +81,7 @@ static const uint8_t *weights_at(const struct packed_matrix *matrix, struct pane
 void panels_look_ahead(struct panel_reader *reader)
 {
     const struct packed_matrix *matrix = reader->stage->matrix;
-    if (find_next(reader)) read_ahead_then(&reader->ahead, weights_at(matrix, reader->next));
+    if (find_next(reader)) read_ahead_then(&reader->ahead, weights_at(matrix, reader->next), matrix->panel_bytes);
 }
 
 static void panels_worker(void *argument, int32_t worker)

@@ -2,8 +2,8 @@
  * next.  While kernels multiply they ask for the rest of the one, then for the other's beginning, at a pace of their
  * own, which need not be that of use: a kernel that passes over a panel twice reads all the while, not only at first.
  *
- * Lines are asked for in two runs at once, a line of one and a line of the other: the halves of a panel, or of as many
- * chunks of it as READ_AHEAD_MOST makes.  One run after the other is up to a fifth slower. */
+ * Lines are asked for in two runs at once, a line of one and a line of the other, which are the halves of a chunk of a
+ * panel.  One run after the other is up to a fifth slower from memory. */
 #ifndef MOE4_CPU_READ_AHEAD_H
 #define MOE4_CPU_READ_AHEAD_H
 
@@ -12,7 +12,8 @@
 #include "cpu/layout.h"
 
 enum {
-    READ_AHEAD_MOST = 128 << 10,          /* bytes of a chunk, of which one of the next panel is read */
+    READ_AHEAD_CHUNK = 50 << 10,          /* bytes of two runs, at most */
+    READ_AHEAD_MOST = 128 << 10,          /* of the next panel: with this one they fit a second-level cache */
     READ_AHEAD_REPEATED = 32 * LINE_BYTES /* asked for again and again when nothing else is left */
 };
 
@@ -48,26 +49,28 @@ static inline void read_ahead_turn(struct read_ahead *ahead)
     }
 }
 
-/* `panel` will be multiplied now.  Part of it has been asked for if it was next.  If not, the first lines of both runs
- * are left to the hardware: they would come too late. */
+/* `panel` will be multiplied now.  Part of it has been asked for if it was next.  If that is little or nothing, the
+ * first lines of both runs are left to the hardware: they would come too late. */
 static inline void read_ahead_begin(struct read_ahead *ahead, const uint8_t *panel, int64_t panel_bytes)
 {
     const uintptr_t begin = (uintptr_t)panel, bytes = (uintptr_t)panel_bytes;
-    const uintptr_t n_runs = 2 * ((bytes + READ_AHEAD_MOST - 1) / READ_AHEAD_MOST);
+    const uintptr_t n_runs = 2 * ((bytes + READ_AHEAD_CHUNK - 1) / READ_AHEAD_CHUNK);
     ahead->run_bytes = bytes / n_runs / LINE_BYTES * LINE_BYTES;
     ahead->end = begin + bytes;
     ahead->next = 0;
-    if (ahead->panel == begin) return;
-    ahead->panel = ahead->rest = begin;
-    read_ahead_turn(ahead);
-    ahead->pair.at += ahead->run_bytes / 4 * 3 / LINE_BYTES * LINE_BYTES;
+    if (ahead->panel != begin) {
+        ahead->panel = ahead->rest = begin;
+        read_ahead_turn(ahead);
+    }
+    const uintptr_t least = begin + ahead->run_bytes / 4 * 3 / LINE_BYTES * LINE_BYTES;
+    if (ahead->pair.at >= begin && ahead->pair.at < least) ahead->pair.at = least;
 }
 
 /* And `panel` next. */
-static inline void read_ahead_then(struct read_ahead *ahead, const uint8_t *panel)
+static inline void read_ahead_then(struct read_ahead *ahead, const uint8_t *panel, int64_t panel_bytes)
 {
     ahead->next = (uintptr_t)panel;
-    ahead->next_end = ahead->next + 2 * ahead->run_bytes;
+    ahead->next_end = ahead->next + (uintptr_t)(panel_bytes < READ_AHEAD_MOST ? panel_bytes : READ_AHEAD_MOST);
 }
 
 #endif

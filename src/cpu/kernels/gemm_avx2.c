@@ -52,7 +52,6 @@ APART void decode_block(const uint8_t *block, struct line_pair ahead, subtile_we
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
     const __m256i *vectors = (const __m256i *)block;
-    read_pairs(&ahead, 1);
     for (int i = 0; i < PANEL_ROWS / 32; i++)
         _mm256_store_si256((__m256i *)scales + i, _mm256_shuffle_epi8(_mm256_load_si256(vectors + i), order));
     vectors += 2;
@@ -185,7 +184,7 @@ static void gemm_tile_avx2(const uint8_t *panel, int64_t n_blocks, const uint16_
     struct wide_block wide;
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, x += BLOCK_SIZE * n_tokens) {
-        const struct line_pair pair = read_block(ahead);
+        const struct line_pair pair = read_block(ahead, b);
         widen_block(x, n_tokens, &wide);
         decode_block(panel, pair, weights, scales);
         for (int32_t first = 0, n; first < n_tokens; first += n) {

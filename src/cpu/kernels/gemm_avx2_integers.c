@@ -247,8 +247,7 @@ static void gemm_tile_avx2_integers(const uint8_t *panel, int64_t n_blocks, cons
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, rows += n_tokens) {
         const uint8_t *codes = panel + CODES_OFFSET;
-        struct line_pair pair = read_block(ahead);
-        read_pairs(&pair, 1);
+        const struct line_pair pair = read_block(ahead, b);
         const int32_t n_left = *list++;
         decode_scales(panel, scales);
         if (n_tokens == 1)

@@ -291,9 +291,8 @@ INLINE void gemm_tile(const uint8_t *panel, int64_t n_blocks, const int32_t *row
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, rows += block_words) {
         const uint8_t *codes = panel + CODES_OFFSET;
-        struct line_pair pair = read_block(ahead);
+        const struct line_pair pair = read_block(ahead, b);
         const int32_t n_left = *list++;
-        read_pairs(&pair, 1);
         for (int s = 0; s < SUBTILES; s++) scales[s] = load_scales(panel + s * SUBTILE_ROWS);
         if (is_few)
             few[n_digits][n_tokens](codes, pair, scales, rows, sums);

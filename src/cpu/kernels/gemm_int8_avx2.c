@@ -180,8 +180,7 @@ static void gemm_tile_int8_avx2(const uint8_t *panel, int64_t n_blocks, const ui
     memset(sums, 0, (size_t)n_tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t b = 0; b < n_blocks; b++, panel += PANEL_BLOCK_BYTES, words += INT8_BLOCK_WORDS * n_tokens) {
         const uint8_t *codes = panel + CODES_OFFSET;
-        struct line_pair pair = read_block(ahead);
-        read_pairs(&pair, 1);
+        const struct line_pair pair = read_block(ahead, b);
         decode_scales(panel, half_scales);
         if (n_tokens <= FEW_TOKENS)
             multiply_few[n_tokens](codes, pair, half_scales, words, sums);

@@ -21,9 +21,9 @@ static inline __attribute__((always_inline)) void read_pairs(struct line_pair *p
     }
 }
 
-/* How many a block takes, which is 17 lines, and of these a pass over n_sub of a panel's subtiles at each of a block's
- * four code lines, beside one at its beginning; somewhat more where a panel takes several passes. */
-enum { BLOCK_READ_PAIRS = 9 };
+/* A block is 17 lines: 8 pairs between its code lines, and one at its beginning if it is an odd one.  A pass over n_sub
+ * of a panel's subtiles asks at each of the four lines for its part, or where a panel takes several passes, for
+ * somewhat more. */
 static inline int pairs_ahead(int n_sub, int line)
 {
     return n_sub == 4 ? 2 : n_sub == 2 ? 1 : line % 2;
@@ -37,12 +37,13 @@ static inline __attribute__((always_inline)) void read_on(struct read_ahead *ahe
     *pair = ahead->pair;
 }
 
-/* The pairs that a block asks for, for kernels that take one at a time. */
-static inline struct line_pair read_block(struct read_ahead *ahead)
+/* The 8 pairs for block b, for kernels that take one at a time. */
+static inline __attribute__((always_inline)) struct line_pair read_block(struct read_ahead *ahead, int64_t b)
 {
     read_on(ahead, &ahead->pair);
+    if (b % 2) read_pairs(&ahead->pair, 1);
     const struct line_pair pair = ahead->pair;
-    ahead->pair.at += BLOCK_READ_PAIRS * LINE_BYTES;
+    ahead->pair.at += 8 * LINE_BYTES;
     return pair;
 }
 
