@@ -1,4 +1,4 @@
-/* Packed codes to bf16 weights without their scale, 32 at a time (AVX-512 BW). */
+/* Packed codes to weights without their scale, bf16 or bytes (AVX-512 BW). */
 #ifndef MOE4_CPU_KERNELS_DECODE_AVX512_H
 #define MOE4_CPU_KERNELS_DECODE_AVX512_H
 
@@ -31,6 +31,19 @@ static inline __m512i decode_pair(__m512i codes, int j, __m512i table)
 {
     __m512i index = j ? _mm512_srli_epi16(codes, (unsigned)(4 * j)) : codes;
     return _mm512_permutexvar_epi16(index, table);
+}
+
+/* 2w + 12 of each code, a byte. */
+static inline __m512i unsigned_byte_table(void)
+{
+    return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
+/* Half j of a code line looked up as bytes: k = 0 4 1 5 of each row, or 2 6 3 7. */
+static inline __m512i decode_half(__m512i codes, int j, __m512i table)
+{
+    __m512i index = j ? _mm512_srli_epi16(codes, 4) : codes;
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(index, _mm512_set1_epi8(15)));
 }
 
 /* The scales of 16 rows, E8M0 bytes 1..254. */

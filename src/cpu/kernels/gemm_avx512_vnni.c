@@ -51,13 +51,6 @@ INLINE __m512i dot_pairs(__m512i sum, __m512i w, __m512i x)
     return sum;
 }
 
-/* Half j of a code line looked up as bytes: k = 0 4 1 5 of each row, or 2 6 3 7. */
-INLINE __m512i decode_half(__m512i codes, int j, __m512i table)
-{
-    const __m512i index = j ? _mm512_srli_epi16(codes, 4) : codes;
-    return _mm512_shuffle_epi8(table, _mm512_and_si512(index, _mm512_set1_epi8(15)));
-}
-
 /* sums[16 rows] += a block's sum, scaled. */
 INLINE void add_block(__m512i block, __m512 x_scale, __m512 scale, float *sums)
 {
@@ -86,8 +79,7 @@ INLINE void multiply_subtiles(const uint8_t *codes, struct line_pair ahead, cons
                               const int n_tokens, const int n_digits, const int n_sub, float *sums)
 {
     const int words = DIGIT_ROW_WORDS(n_digits);
-    const __m512i table =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i table = unsigned_byte_table();
     __m512i block[SUBTILES][FEW_TOKENS][LONG_DIGITS];
     UNROLL
     for (int t = 0; t < n_tokens; t++)

@@ -22,19 +22,6 @@ static inline __m512i dot_broadcast(__m512i acc, __m512i w, const int32_t *x)
     return acc;
 }
 
-/* 2w + 12 of each code. */
-static inline __m512i int8_table(void)
-{
-    return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-}
-
-/* Half j of the lanes' bytes. */
-static inline __m512i decode_half(__m512i codes, int j, __m512i table)
-{
-    __m512i index = j ? _mm512_srli_epi16(codes, 4) : codes;
-    return _mm512_shuffle_epi8(table, _mm512_and_si512(index, _mm512_set1_epi8(15)));
-}
-
 /* E of each row's scale / 2 = 2^E. */
 static inline __m512 load_exponents(const uint8_t *scales)
 {
@@ -72,7 +59,7 @@ static inline __attribute__((always_inline)) void pass(const uint8_t *panel, int
                                                        float *sums, struct read_ahead *reading)
 {
     (void)reading; /* see above */
-    const __m512i table = int8_table();
+    const __m512i table = unsigned_byte_table();
     const int64_t most_ahead = n_blocks < MOST_BLOCKS_AHEAD ? n_blocks : MOST_BLOCKS_AHEAD;
     const int64_t ahead = (n_sub == 4 ? BLOCKS_AHEAD : most_ahead) * PANEL_BLOCK_BYTES;
     __m512 sum[4][TILE_TOKENS];

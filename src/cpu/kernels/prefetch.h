@@ -21,9 +21,9 @@ static inline __attribute__((always_inline)) void read_pairs(struct line_pair *p
     }
 }
 
-/* A block is 17 lines: 8 pairs between its code lines, and one at its beginning if it is an odd one.  A pass over n_sub
- * of a panel's subtiles asks at each of the four lines for its part, or where a panel takes several passes, for
- * somewhat more. */
+/* A block is 17 lines: 8 pairs, which are asked for between its code lines, and one more every other block.  A pass
+ * over n_sub of a panel's subtiles asks at each of the four lines for its part, or where a panel takes several passes,
+ * for somewhat more, and for one at each block's beginning. */
 static inline int pairs_ahead(int n_sub, int line)
 {
     return n_sub == 4 ? 2 : n_sub == 2 ? 1 : line % 2;
